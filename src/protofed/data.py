@@ -1,0 +1,171 @@
+"""Examples of a client, and the seeded plan by which training reads them.
+
+A plan is drawn once per fit and fixes everything: which rows form each batch, and how each row is cropped, flipped and
+turned. All batches of a plan have one shape: the last one of an epoch is filled with rows from the start of that epoch,
+at weight 0.
+"""
+
+from dataclasses import dataclass
+from math import ceil, radians
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.tree import record
+
+EVALUATION_BATCH = 256
+
+
+@record
+class Batch:
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B,)
+    weight: Tensor  # (B,), 0 for the rows that only fill the batch
+    is_last_epoch: Tensor  # (), whether this is the last pass of the fit over the data
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the rows that count."""
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+
+
+@record
+class Data:
+    """Rows `index` of a store of examples, which many clients may share."""
+
+    x: Tensor  # (N, ...), uint8 images or float32
+    y: Tensor  # (N,), int64
+    index: Tensor  # (n,), int64
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor) -> "Data":
+        return cls(x, y, torch.arange(len(y)))
+
+    def rows(self, index: Tensor) -> "Data":
+        """The examples at these positions of this set."""
+        return Data(self.x, self.y, self.index[index])
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y[self.index]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@record
+class Draws:
+    """How each row of each batch is varied; None where the transform does not vary it."""
+
+    offset: Tensor | None  # (S, B, 2), where the crop starts in the padded image
+    flip: Tensor | None  # (S, B), bool
+    angle: Tensor | None  # (S, B), radians
+
+    def at(self, step: int) -> "Draws":
+        return Draws(*(d if d is None else d[step] for d in (self.offset, self.flip, self.angle)))
+
+
+@record
+class Plan:
+    index: Tensor  # (S, B), rows of the store
+    weight: Tensor  # (S, B)
+    is_last_epoch: Tensor  # (S,), bool
+    draws: Draws
+
+
+@dataclass(frozen=True)
+class Transform:
+    """How stored examples become inputs, and how training varies them: pad and crop, flip, turn, normalise."""
+
+    mean: tuple[float, ...] = ()
+    """Per channel, subtracted after scaling to [0, 1]; none by default."""
+    std: tuple[float, ...] = ()
+    """Per channel, divided by."""
+    pad: int = 0
+    """Pixels added on each side before a random crop of the original size."""
+    pad_mode: Literal["constant", "reflect"] = "constant"
+    flip: bool = False
+    """Whether each image is mirrored left to right with probability one half."""
+    rotation: float = 0.0
+    """Each image is turned by an angle drawn from ± this many degrees."""
+
+    def draw(self, generator: torch.Generator, steps: int, size: int) -> Draws:
+        shape = (steps, size)
+        offset = torch.randint(0, 2 * self.pad + 1, (*shape, 2), generator=generator) if self.pad else None
+        flip = torch.rand(shape, generator=generator) < 0.5 if self.flip else None
+        turn = radians(self.rotation) * (2 * torch.rand(shape, generator=generator) - 1) if self.rotation else None
+        return Draws(offset, flip, turn)
+
+    def vary(self, x: Tensor, draws: Draws) -> Tensor:
+        """The batch as these draws change it; images in [0, 1], (B, C, H, W)."""
+        if draws.offset is not None:
+            x = _crop(F.pad(x, (self.pad,) * 4, mode=self.pad_mode), draws.offset, x.shape[-2], x.shape[-1])
+        if draws.flip is not None:
+            x = torch.where(draws.flip[:, None, None, None], x.flip(-1), x)
+        if draws.angle is not None:
+            x = _turn(x, draws.angle)
+        return x
+
+    def scale(self, x: Tensor) -> Tensor:
+        """uint8 to [0, 1]; float as it is."""
+        return x.float() / 255 if x.dtype == torch.uint8 else x
+
+    def normalise(self, x: Tensor) -> Tensor:
+        if not self.mean:
+            return x
+        mean, std = torch.tensor(self.mean, device=x.device), torch.tensor(self.std, device=x.device)
+        return (x - mean[:, None, None]) / std[:, None, None]
+
+    def clean(self, x: Tensor) -> Tensor:
+        """Stored examples as inputs, unvaried."""
+        return self.normalise(self.scale(x))
+
+
+def training_plan(data: Data, size: int, epochs: int, transform: Transform, generator: torch.Generator) -> Plan:
+    """`epochs` shuffled passes over the data in batches of `size`."""
+    n, steps = len(data), ceil(len(data) / size)
+    filled = torch.arange(steps * size) % n
+    order = torch.stack([torch.randperm(n, generator=generator)[filled] for _ in range(epochs)])
+    weight = (torch.arange(steps * size) < n).float().view(steps, size).repeat(epochs, 1)
+    last = torch.arange(epochs * steps) >= (epochs - 1) * steps
+    draws = transform.draw(generator, epochs * steps, size)
+    return Plan(data.index[order].view(-1, size), weight, last, draws)
+
+
+def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
+    """One pass in order, nothing varied."""
+    n = len(data)
+    size = min(size, n)
+    steps = ceil(n / size)
+    position = torch.arange(steps * size)
+    weight = (position < n).float().view(steps, size)
+    index = data.index[position % n].view(steps, size)
+    return Plan(index, weight, torch.ones(steps, dtype=torch.bool), Draws(None, None, None))
+
+
+def batch_at(data: Data, plan: Plan, step: int, transform: Transform) -> Batch:
+    index = plan.index[step]
+    x = transform.vary(transform.scale(data.x[index]), plan.draws.at(step))
+    return Batch(transform.normalise(x), data.y[index], plan.weight[step], plan.is_last_epoch[step])
+
+
+def _crop(x: Tensor, offset: Tensor, height: int, width: int) -> Tensor:
+    """One window per image, starting at `offset` (B, 2)."""
+    rows = offset[:, 0, None] + torch.arange(height, device=x.device)  # (B, H)
+    columns = offset[:, 1, None] + torch.arange(width, device=x.device)  # (B, W)
+    image = torch.arange(len(x), device=x.device)[:, None, None, None]
+    channel = torch.arange(x.shape[1], device=x.device)[None, :, None, None]
+    return x[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def _turn(x: Tensor, angle: Tensor) -> Tensor:
+    """Each image turned about its centre; what comes in from outside is black."""
+    cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
+    ratio = x.shape[-2] / x.shape[-1]  # grid_sample's coordinates are relative to each side
+    rows = [torch.stack([cos, -sin * ratio, zero], -1), torch.stack([sin / ratio, cos, zero], -1)]
+    grid = F.affine_grid(torch.stack(rows, 1), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, align_corners=False)

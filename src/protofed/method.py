@@ -1,0 +1,359 @@
+"""What a method is, and what it is given. Read this first.
+
+A method is one class with both halves of its algorithm. Everything that moves or persists is a record (a tree of
+tensors) that is passed in and out:
+
+    server    what the server knows between rounds
+    message   what one client receives
+    upload    what one client sends back
+    memory    what one client keeps; it never leaves the client
+
+Nothing lives on `self` but hyper-parameters. A client's step is a coroutine: `await local.fit(...)` hands a request to
+the runtime, which may answer it for one client at once or for a whole cohort together.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Annotated, Any, Generic, Protocol, TypeVar
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor
+
+from protofed.data import Batch, Data, Transform
+from protofed.networks import Model, Networks, Parts, Patterns
+from protofed.optim import Optimizer
+from protofed.seeds import derive_seed, generator
+from protofed.tree import Params, Tree, record
+
+ClientId = str
+
+# The ranges of hyper-parameters.
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+
+Server = TypeVar("Server")
+Message = TypeVar("Message")
+Memory = TypeVar("Memory")
+Upload = TypeVar("Upload")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Task:
+    """Who holds which data, what it is tested on, and which networks learn it."""
+
+    clients: Mapping[ClientId, Data]
+    """Training data of each client; the order of the clients is the canonical one."""
+    tests: Mapping[str, Data]
+    """Test set of each domain."""
+    num_classes: int
+    model: Callable[[ClientId], Parts]
+    """Builds a client's parts; `features` and `classifier` are two of them."""
+    domain_of: Mapping[ClientId, str] = field(default_factory=dict)
+    """The domain that a client's own data come from, which must be a test set's name; may leave clients out."""
+    transform: Transform = field(default_factory=Transform)
+    name: str = "own"
+
+    @property
+    def example(self) -> Tensor:
+        """One input, as networks see it."""
+        data = next(iter(self.clients.values()))
+        return self.transform.clean(data.x[data.index[:1]])
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step descends: `loss(model, batch, *context)`, and which parameters it may change."""
+
+    loss: Callable[..., Tensor]
+    trains: Patterns = ("*",)
+    freezes: Patterns = ()
+    """Parameters that it leaves alone, whatever `trains` says."""
+
+
+@dataclass(frozen=True)
+class Request(Generic[T_co]):
+    """Work that a step asks of the runtime; awaiting it gives the answer."""
+
+    networks: Networks
+    params: Params
+    context: tuple[Tree, ...]
+    data: Data
+    transform: Transform
+
+    def __await__(self) -> Generator["Request[Any]", Any, T_co]:
+        answer: T_co = yield self
+        return answer
+
+
+@dataclass(frozen=True)
+class Fit(Request[Params]):
+    """Train: each batch takes one optimiser step for each objective in turn."""
+
+    objectives: tuple[Objective, ...]
+    optimizer: Optimizer
+    epochs: int
+    batch_size: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Total(Request[T_co]):
+    """Σ statistic(model, batch, *context) over all examples, in evaluation mode, unvaried."""
+
+    statistic: Callable[..., T_co]
+
+
+@dataclass(frozen=True)
+class Map(Request[T_co]):
+    """function(model, batch, *context) for every example in order, in evaluation mode, unvaried."""
+
+    function: Callable[..., T_co]
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A loss plus a term that reads its own context, the last of the contexts."""
+
+    loss: Callable[..., Tensor]
+    term: Callable[..., Tensor]
+
+    def __call__(self, model: Model, batch: Batch, *context: Tree) -> Tensor:
+        return self.loss(model, batch, *context[:-1]) + self.term(model, batch, *context[-1])
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client's step works with: its own data and networks, and the runtime's help."""
+
+    client: ClientId
+    round: int
+    num_rounds: int
+    num_classes: int
+    networks: Networks
+    data: Data
+    transform: Transform
+    optimizer: Optimizer
+    epochs: int
+    batch_size: int
+    seed: int
+    """The root of all draws of the run."""
+    terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
+    _fits: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def num_examples(self) -> Tensor:
+        return torch.tensor(len(self.data))
+
+    def initial_params(self) -> Params:
+        """The weights that every client with these networks starts from."""
+        return self.networks.init(derive_seed(self.seed, "weights"))
+
+    async def fit(
+        self,
+        *objectives: Objective,
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        epochs: int | None = None,
+        optimizer: Optimizer | None = None,
+        data: Data | None = None,
+    ) -> Params:
+        """The weights after training from `params`; anything not named here is as configured."""
+        for term, own_context in self.terms:
+            objectives = tuple(replace(o, loss=_Sum(o.loss, term)) for o in objectives)
+            context = (*context, own_context)
+        return await Fit(
+            networks=self.networks,
+            params=params,
+            context=context,
+            data=self.data if data is None else data,
+            transform=self.transform,
+            objectives=objectives,
+            optimizer=(optimizer or self.optimizer).for_round(self.round),
+            epochs=self.epochs if epochs is None else epochs,
+            batch_size=self.batch_size,
+            seed=derive_seed(self.seed, "fit", self.client, self.round, next(self._fits)),
+        )
+
+    async def total(
+        self,
+        statistic: Callable[..., T],
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        data: Data | None = None,
+    ) -> T:
+        """Σ statistic(model, batch, *context) over the client's examples."""
+        data = self.data if data is None else data
+        return await Total(self.networks, params, context, data, self.transform, statistic)
+
+    async def map(
+        self,
+        function: Callable[..., T],
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        data: Data | None = None,
+    ) -> T:
+        """function(model, batch, *context) for each of the client's examples, in order."""
+        data = self.data if data is None else data
+        return await Map(self.networks, params, context, data, self.transform, function)
+
+    def adding(self, term: Callable[..., Tensor], *context: Tree) -> "Local":
+        """The same, but every fit also descends `term(model, batch, *context)`: how one method wraps another."""
+        return replace(self, terms=(*self.terms, (term, context)))
+
+
+@record
+class Reply(Generic[Upload, Memory]):
+    """What a step ends with: what is sent, and what stays."""
+
+    upload: Upload
+    memory: Memory
+
+
+Step = Callable[[Local, Message, Memory], Coroutine[Any, Any, Reply[Upload, Memory]]]
+Uploads = Iterable[tuple[ClientId, Upload]]
+"""Accepted uploads in canonical order, to be read once: the next client may only train when the last is consumed."""
+
+
+@dataclass(frozen=True)
+class Central:
+    """The server's own means."""
+
+    task: Task
+    networks: Networks
+    optimizer: Optimizer
+    round: int
+    num_rounds: int
+    seed: int
+    answer: Callable[[Request[Any]], Any]
+    """The runtime: does the work that a request names."""
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """The only randomness of the server, seeded by the round."""
+        return generator(self.seed, "server", self.round)
+
+    @property
+    def feature_dim(self) -> int:
+        """D, the size of a feature vector."""
+        return self.networks.feature_dim(self.task.example)
+
+    def initial_params(self) -> Params:
+        """The weights that every client with these networks starts from."""
+        return self.networks.init(derive_seed(self.seed, "weights"))
+
+    def fit(
+        self,
+        *objectives: Objective,
+        params: Params,
+        data: Data,
+        context: tuple[Tree, ...] = (),
+        epochs: int = 1,
+        batch_size: int = 64,
+        optimizer: Optimizer | None = None,
+    ) -> Params:
+        """The weights after training on data that the server has, such as prototypes."""
+        seed = derive_seed(self.seed, "server fit", self.round)
+        request = Fit(
+            networks=self.networks,
+            params=params,
+            context=context,
+            data=data,
+            transform=Transform(),
+            objectives=objectives,
+            optimizer=(optimizer or self.optimizer).for_round(self.round),
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=seed,
+        )
+        fitted: Params = self.answer(request)
+        return fitted
+
+
+class Clients(Protocol):
+    """The clients that take part in a round."""
+
+    @property
+    def ids(self) -> Sequence[ClientId]: ...
+
+    @property
+    def central(self) -> Central: ...
+
+    def run(
+        self, step: Step[Message, Memory, Upload], message_for: Callable[[ClientId], Message], like: Upload
+    ) -> Iterator[tuple[ClientId, Upload]]:
+        """Runs a step at every client; uploads that are not like `like` are refused."""
+
+
+class Method(ABC, Generic[Server, Message, Memory, Upload]):
+    """A federated method: subclass a family in `methods/families.py`, or this."""
+
+    # ---- the server's half
+
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        """The parts that a client works with; a method may add its own to the task's."""
+        return task.model(client)
+
+    @abstractmethod
+    def init_server(self, central: Central) -> Server:
+        """What the server knows before the first round."""
+
+    @abstractmethod
+    def message_for(self, server: Server, client: ClientId) -> Message:
+        """What this client receives."""
+
+    @abstractmethod
+    def upload_like(self, server: Server, central: Central) -> Upload:
+        """An upload with the names, shapes and dtypes that a good one has. Leaves called `count` or `num_examples`
+        must hold whole numbers ≥ 0, leaves called `label` classes; values here do not matter."""
+
+    @abstractmethod
+    def aggregate(self, server: Server, uploads: Uploads[Upload], central: Central) -> Server:
+        """What the server knows after reading the uploads, all of them, once."""
+
+    def public(self, server: Server) -> tuple[Params, Message] | None:
+        """The model that anyone may use and the message it predicts with; None where every client has its own."""
+        return None
+
+    def setup(self, server: Server, clients: Clients) -> Server:
+        """What happens once, before the first round."""
+        return server
+
+    def round(self, server: Server, clients: Clients) -> Server:
+        like = self.upload_like(server, clients.central)
+        uploads = clients.run(self.train, partial(self.message_for, server), like)
+        return self.aggregate(server, uploads, clients.central)
+
+    def finish(self, server: Server, clients: Clients) -> Server:
+        """What happens once, after the last round."""
+        return server
+
+    # ---- the client's half
+
+    @abstractmethod
+    def init_memory(self, local: Local, message: Message) -> Memory:
+        """What a client keeps before it first takes part."""
+
+    @abstractmethod
+    def local_weights(self, message: Message, memory: Memory) -> Params:
+        """The weights that this client would use now."""
+
+    @abstractmethod
+    async def train(self, local: Local, message: Message, memory: Memory) -> Reply[Upload, Memory]:
+        """One round at one client."""
+
+    def predict(self, model: Model, x: Tensor, message: Message, memory: Memory | None) -> Tensor:
+        """Scores of the classes, (B, C); memory is None for the public model."""
+        return model.logits(x)
+
+    def confusion(self, model: Model, batch: Batch, message: Message, memory: Memory | None) -> Tensor:
+        """How often class i was taken for class j, (C, C)."""
+        scores = self.predict(model, batch.x, message, memory)
+        classes = torch.arange(scores.shape[-1], device=scores.device)
+        truth = (batch.y[:, None] == classes).double() * batch.weight[:, None]  # (B, C)
+        return truth.T @ (scores.argmax(-1)[:, None] == classes).double()

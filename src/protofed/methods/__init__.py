@@ -1,0 +1,24 @@
+"""METHODS: every method by name. The table of contents."""
+
+from typing import Any
+
+from protofed.method import Method
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedproto import FedProto
+from protofed.methods.fedproto_avg import FedProtoAvg
+from protofed.methods.fedprox import FedProx
+from protofed.methods.fedrep import FedRep
+from protofed.methods.fpl import FPL
+from protofed.methods.local import Local
+from protofed.methods.moon import Moon
+
+METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
+    "local": Local,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "moon": Moon,
+    "fedproto": FedProto,
+    "fedproto_avg": FedProtoAvg,
+    "fpl": FPL,
+    "fedrep": FedRep,
+}

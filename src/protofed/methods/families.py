@@ -1,0 +1,162 @@
+"""Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
+
+from abc import abstractmethod
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Task, Uploads
+from protofed.networks import Model, Parts, Patterns, without
+from protofed.prototypes import class_means
+from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.tree import Mean, Nothing, Params, record
+
+Memory = TypeVar("Memory")
+Known = TypeVar("Known")
+
+
+@record
+class OwnModel:
+    """The memory of a client that keeps its whole model."""
+
+    params: Params
+
+
+@record
+class Weights:
+    params: Params
+
+
+@record
+class WeightUpload:
+    params: Params
+    num_examples: Tensor  # ()
+
+
+class WeightSharing(Method[Weights, Weights, Memory, WeightUpload], Generic[Memory]):
+    """Clients train the server's weights; the server takes the mean, weighted by their numbers of examples."""
+
+    private: ClassVar[Patterns] = ()
+    """Entries of the weights that never leave the client."""
+
+    @abstractmethod
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Memory) -> Tensor:
+        """The local objective."""
+
+    def init_server(self, central: Central) -> Weights:
+        return Weights(without(central.initial_params(), self.private))
+
+    def message_for(self, server: Weights, client: ClientId) -> Weights:
+        return server
+
+    def upload_like(self, server: Weights, central: Central) -> WeightUpload:
+        return WeightUpload(server.params, torch.tensor(0))
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        mean = Mean()
+        for _, upload in uploads:
+            mean.add(upload.params, upload.num_examples.item())
+        return Weights(mean.value())
+
+    async def train(self, local: Local, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:
+        start = self.local_weights(message, memory)
+        params = await local.fit(Objective(self.loss), params=start, context=(message, memory))
+        upload = WeightUpload(without(params, self.private), local.num_examples)
+        return Reply(upload, self.remember(params, memory))
+
+    def remember(self, params: Params, memory: Memory) -> Memory:
+        """What a client keeps of the weights that it trained."""
+        return memory
+
+    def local_weights(self, message: Weights, memory: Memory) -> Params:
+        return message.params
+
+
+class GlobalModel(WeightSharing[Memory]):
+    """All weights are shared, so there is a model for everyone."""
+
+    def public(self, server: Weights) -> tuple[Params, Weights] | None:
+        return server.params, server
+
+
+@record
+class WeightsAndPrototypes(Generic[Known]):
+    """What the server knows and sends: weights, and what it made of the clients' prototypes."""
+
+    params: Params
+    prototypes: Known
+
+
+@record
+class PrototypeUpload:
+    params: Params
+    prototypes: Prototypes
+    num_examples: Tensor  # ()
+
+
+class PrototypeSharing(
+    Method[WeightsAndPrototypes[Known], WeightsAndPrototypes[Known], Nothing, PrototypeUpload], Generic[Known]
+):
+    """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
+
+    prototype_mode: PrototypeMode
+
+    @abstractmethod
+    def no_prototypes(self, num_classes: int, dim: int) -> Known:
+        """What the server knows of prototypes before the first round."""
+
+    @abstractmethod
+    def combine(self, prototypes: list[Prototypes], previous: Known) -> Known:
+        """What the server makes of the clients' prototypes."""
+
+    @abstractmethod
+    def prototype_loss(self, z: Tensor, batch: Batch, known: Known) -> Tensor:
+        """The terms that read prototypes, per example, (B,)."""
+
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        return class_means.with_recorder(task, task.model(client), self.prototype_mode)
+
+    def init_server(self, central: Central) -> WeightsAndPrototypes[Known]:
+        params = without(central.initial_params(), class_means.RECORDED)
+        return WeightsAndPrototypes(params, self.no_prototypes(central.task.num_classes, central.feature_dim))
+
+    def message_for(self, server: WeightsAndPrototypes[Known], client: ClientId) -> WeightsAndPrototypes[Known]:
+        return server
+
+    def public(self, server: WeightsAndPrototypes[Known]) -> tuple[Params, WeightsAndPrototypes[Known]] | None:
+        return server.params, server
+
+    def upload_like(self, server: WeightsAndPrototypes[Known], central: Central) -> PrototypeUpload:
+        prototypes = class_means.no_prototypes(central.task.num_classes, central.feature_dim)
+        return PrototypeUpload(server.params, prototypes, torch.tensor(0))
+
+    def aggregate(
+        self, server: WeightsAndPrototypes[Known], uploads: Uploads[PrototypeUpload], central: Central
+    ) -> WeightsAndPrototypes[Known]:
+        mean, prototypes = Mean(), []
+        for _, upload in uploads:
+            mean.add(upload.params, upload.num_examples.item())
+            prototypes.append(upload.prototypes)
+        return WeightsAndPrototypes(mean.value(), self.combine(prototypes, server.prototypes))
+
+    def init_memory(self, local: Local, message: WeightsAndPrototypes[Known]) -> Nothing:
+        return Nothing()
+
+    def local_weights(self, message: WeightsAndPrototypes[Known], memory: Nothing) -> Params:
+        return message.params
+
+    async def train(
+        self, local: Local, message: WeightsAndPrototypes[Known], memory: Nothing
+    ) -> Reply[PrototypeUpload, Nothing]:
+        start = class_means.cleared(message.params, local.networks)
+        params = await local.fit(Objective(self.loss), params=start, context=(message.prototypes,))
+        prototypes = await class_means.of_client(local, params, self.prototype_mode)
+        return Reply(PrototypeUpload(without(params, class_means.RECORDED), prototypes, local.num_examples), memory)
+
+    def loss(self, model: Model, batch: Batch, known: Known) -> Tensor:
+        """The local objective: cross-entropy and what the method adds."""
+        z = model.features(batch.x)
+        class_means.record_last_epoch(model, z, batch)
+        return batch.cross_entropy(model.classifier(z)) + batch.mean(self.prototype_loss(z, batch, known))

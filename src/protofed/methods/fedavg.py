@@ -1,0 +1,28 @@
+"""FedAvg: clients train the global model, the server averages what they made of it.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017.
+
+Sends: weights. Keeps: nothing. Server: mean weighted by the number of examples.
+
+Departures: none.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Local
+from protofed.methods.families import GlobalModel, Weights
+from protofed.networks import Model
+from protofed.tree import Nothing
+
+
+@dataclass(frozen=True)
+class FedAvg(GlobalModel[Nothing]):
+    def init_memory(self, local: Local, message: Weights) -> Nothing:
+        return Nothing()
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))

@@ -1,0 +1,77 @@
+"""FedProto: clients share class prototypes and nothing else, so their networks may differ.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
+
+Sends: class prototypes. Keeps: its whole model. Server: unweighted mean of each class's prototypes over the clients
+that own it.
+
+Departures:
+1. Prototypes are averaged without weights, as all public code does; Eq. (6) of the paper weights by examples.
+2. The distance of Eq. (7) is the squared error averaged over the dimensions of the feature, as in the authors' code.
+3. The client's classifier predicts by default; the authors' rule, the nearest global prototype, is a setting.
+4. A class that no reply of a round holds keeps its prototype.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
+from protofed.methods.families import OwnModel
+from protofed.networks import Model, Parts, without
+from protofed.prototypes import class_means, contrast
+from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.tree import Params
+
+
+@dataclass(frozen=True)
+class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
+    pull_weight: NonNegative = 1.0
+    """λ in Eq. (7): how strongly features are pulled to the prototype of their class."""
+    inference: Literal["classifier", "nearest_prototype"] = "classifier"
+    """Who predicts: the client's own classifier, or the nearest global prototype."""
+    prototype_mode: PrototypeMode = "running"
+    """Whether a client's prototypes are the running means of its last epoch or recomputed after training."""
+
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        return class_means.with_recorder(task, task.model(client), self.prototype_mode)
+
+    def init_server(self, central: Central) -> Prototypes:
+        return class_means.no_prototypes(central.task.num_classes, central.feature_dim)
+
+    def message_for(self, server: Prototypes, client: ClientId) -> Prototypes:
+        return server
+
+    def upload_like(self, server: Prototypes, central: Central) -> Prototypes:
+        return server
+
+    def aggregate(self, server: Prototypes, uploads: Uploads[Prototypes], central: Central) -> Prototypes:
+        """Global prototypes, Eq. (6) without weights."""
+        return class_means.mean_over_owners((upload for _, upload in uploads), server)
+
+    def init_memory(self, local: Local, message: Prototypes) -> OwnModel:
+        return OwnModel(without(local.initial_params(), class_means.RECORDED))
+
+    def local_weights(self, message: Prototypes, memory: OwnModel) -> Params:
+        return memory.params
+
+    async def train(self, local: Local, message: Prototypes, memory: OwnModel) -> Reply[Prototypes, OwnModel]:
+        start = class_means.cleared(memory.params, local.networks)
+        params = await local.fit(Objective(self.loss), params=start, context=(message,))
+        prototypes = await class_means.of_client(local, params, self.prototype_mode)
+        return Reply(prototypes, OwnModel(without(params, class_means.RECORDED)))
+
+    def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+        """The local objective, Eq. (7)."""
+        z = model.features(batch.x)
+        class_means.record_last_epoch(model, z, batch)
+        pull = contrast.pull(z, batch.y, known.mean, known.is_known)
+        return batch.cross_entropy(model.classifier(z)) + self.pull_weight * batch.mean(pull)
+
+    def predict(self, model: Model, x: Tensor, message: Prototypes, memory: OwnModel | None) -> Tensor:
+        """The own classifier, or the nearest prototype, Eq. (8)."""
+        if self.inference == "classifier":
+            return model.logits(x)
+        return contrast.nearest(model.features(x), message.mean, message.is_known)

@@ -1,0 +1,42 @@
+"""FedProto with averaged weights: FedAvg whose clients also pull features to the global class prototypes.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022,
+in the form that FPL (CVPR 2023) and FedSeProto (ECAI 2024) compare against.
+
+Sends: weights and class prototypes. Keeps: nothing. Server: mean of the weights by the number of examples; unweighted
+mean of each class's prototypes over the clients that own it.
+
+Departures:
+1. Prototypes are averaged without weights, as all public code does; Eq. (6) of the paper weights by examples.
+2. The distance of Eq. (7) is the squared error averaged over the dimensions of the feature, as in public code.
+3. A class that no reply of a round holds keeps its prototype.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import NonNegative
+from protofed.methods.families import PrototypeSharing
+from protofed.prototypes import class_means, contrast
+from protofed.prototypes.class_means import PrototypeMode, Prototypes
+
+
+@dataclass(frozen=True)
+class FedProtoAvg(PrototypeSharing[Prototypes]):
+    pull_weight: NonNegative = 1.0
+    """λ in Eq. (7): how strongly features are pulled to the prototype of their class."""
+    prototype_mode: PrototypeMode = "running"
+    """Whether a client's prototypes are the running means of its last epoch or recomputed after training."""
+
+    def no_prototypes(self, num_classes: int, dim: int) -> Prototypes:
+        return class_means.no_prototypes(num_classes, dim)
+
+    def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
+        """Global prototypes, Eq. (6) without weights."""
+        return class_means.mean_over_owners(prototypes, previous)
+
+    def prototype_loss(self, z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+        """The regulariser of Eq. (7)."""
+        return self.pull_weight * contrast.pull(z, batch.y, known.mean, known.is_known)

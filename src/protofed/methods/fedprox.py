@@ -1,0 +1,36 @@
+"""FedProx: FedAvg whose clients are held near the weights they received.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
+
+Sends: weights. Keeps: nothing. Server: mean weighted by the number of examples.
+
+Departures:
+1. Every client trains for the configured number of epochs; the paper's variable amounts of local work (γ-inexact
+   solutions) are not simulated.
+2. The penalty covers parameters, not the statistics of BatchNorm, which the paper does not consider.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from protofed import tree
+from protofed.data import Batch
+from protofed.method import Local, NonNegative
+from protofed.methods.families import GlobalModel, Weights
+from protofed.networks import Model
+from protofed.tree import Nothing
+
+
+@dataclass(frozen=True)
+class FedProx(GlobalModel[Nothing]):
+    proximal_weight: NonNegative = 0.01
+    """μ in Eq. (2): how strongly a client is held to the received weights."""
+
+    def init_memory(self, local: Local, message: Weights) -> Nothing:
+        return Nothing()
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
+        """The local objective, Eq. (2)."""
+        proximal = tree.squared_distance(model.trainable, message.params)
+        return batch.cross_entropy(model.logits(batch.x)) + self.proximal_weight / 2 * proximal

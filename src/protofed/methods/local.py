@@ -1,0 +1,47 @@
+"""Local training: every client learns alone from its own data, as the floor that federation must beat.
+
+Sends: nothing. Keeps: its whole model. Server: nothing.
+
+Departures: none.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Method, Objective, Reply, Uploads
+from protofed.method import Local as Client
+from protofed.methods.families import OwnModel
+from protofed.networks import Model
+from protofed.tree import Nothing, Params
+
+
+@dataclass(frozen=True)
+class Local(Method[Nothing, Nothing, OwnModel, Nothing]):
+    def init_server(self, central: Central) -> Nothing:
+        return Nothing()
+
+    def message_for(self, server: Nothing, client: ClientId) -> Nothing:
+        return Nothing()
+
+    def upload_like(self, server: Nothing, central: Central) -> Nothing:
+        return Nothing()
+
+    def aggregate(self, server: Nothing, uploads: Uploads[Nothing], central: Central) -> Nothing:
+        for _ in uploads:
+            pass
+        return server
+
+    def init_memory(self, local: Client, message: Nothing) -> OwnModel:
+        return OwnModel(local.initial_params())
+
+    def local_weights(self, message: Nothing, memory: OwnModel) -> Params:
+        return memory.params
+
+    async def train(self, local: Client, message: Nothing, memory: OwnModel) -> Reply[Nothing, OwnModel]:
+        params = await local.fit(Objective(self.loss), params=memory.params)
+        return Reply(Nothing(), OwnModel(params))
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))

@@ -1,0 +1,175 @@
+"""Optimisers as pure functions: `init` makes a state, `step` maps weights and state to new ones.
+
+`step` is given the gradient as a function of the weights, so that an optimiser may ask for it at more than one place,
+as sharpness-aware minimisation does.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Protocol, Self
+
+import torch
+from annotated_types import Ge, Gt, Interval
+from torch import Tensor
+
+from protofed.tree import Params, Tree
+
+Gradient = Callable[[Params], Params]
+Tensors = tuple[Tensor, ...]
+
+Rate = Annotated[float, Gt(0)]
+Share = Annotated[float, Interval(ge=0, lt=1)]
+Amount = Annotated[float, Ge(0)]
+
+
+class Optimizer(Protocol):
+    def for_round(self, round: int) -> Self:
+        """This optimiser as it is in a given round."""
+
+    def init(self, params: Params) -> Tree: ...
+
+    def step(self, gradient: Gradient, params: Params, state: Tree) -> tuple[Params, Tree]: ...
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Stochastic gradient descent, with the meaning of every option that torch.optim.SGD gives it."""
+
+    lr: Rate = 0.01
+    momentum: Share = 0.0
+    weight_decay: Amount = 0.0
+    nesterov: bool = False
+    clip_norm: Amount = 0.0
+    """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
+    lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """The learning rate of round t is lr · lr_decayᵗ."""
+
+    def for_round(self, round: int) -> Self:
+        return replace(self, lr=self.lr * self.lr_decay**round)
+
+    def init(self, params: Params) -> Tensors:
+        """The momentum of each parameter."""
+        return tuple(torch.zeros_like(leaf) for leaf in params.values()) if self.momentum else ()
+
+    def step(self, gradient: Gradient, params: Params, state: Tensors) -> tuple[Params, Tensors]:
+        weights = tuple(params.values())
+        grads = _clipped(tuple(gradient(params).values()), self.clip_norm)
+        if self.weight_decay:
+            grads = torch._foreach_add(grads, weights, alpha=self.weight_decay)
+        if self.momentum:
+            state = torch._foreach_add(torch._foreach_mul(state, self.momentum), grads)
+            grads = torch._foreach_add(grads, state, alpha=self.momentum) if self.nesterov else state
+        return _named(params, torch._foreach_add(weights, grads, alpha=-self.lr)), state
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction, with the meaning of every option that torch.optim.Adam gives it."""
+
+    lr: Rate = 0.001
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    eps: Rate = 1e-8
+    weight_decay: Amount = 0.0
+    clip_norm: Amount = 0.0
+    """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
+    lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """The learning rate of round t is lr · lr_decayᵗ."""
+
+    def for_round(self, round: int) -> Self:
+        return replace(self, lr=self.lr * self.lr_decay**round)
+
+    def init(self, params: Params) -> tuple[Tensors, Tensors, Tensor]:
+        """First and second moments, and the number of steps taken."""
+        moments = tuple(torch.zeros_like(leaf) for leaf in params.values())
+        device = moments[0].device if moments else None
+        return moments, moments, torch.zeros((), dtype=torch.float64, device=device)
+
+    def step(
+        self, gradient: Gradient, params: Params, state: tuple[Tensors, Tensors, Tensor]
+    ) -> tuple[Params, tuple[Tensors, Tensors, Tensor]]:
+        first, second, steps = state
+        weights = tuple(params.values())
+        grads = _clipped(tuple(gradient(params).values()), self.clip_norm)
+        if self.weight_decay:
+            grads = torch._foreach_add(grads, weights, alpha=self.weight_decay)
+        steps = steps + 1
+        first = torch._foreach_lerp(first, grads, 1 - self.beta1)
+        second = torch._foreach_addcmul(torch._foreach_mul(second, self.beta2), grads, grads, value=1 - self.beta2)
+        size = self.lr / (1 - self.beta1**steps)
+        spread = (1 - self.beta2**steps).sqrt()
+        scales = torch._foreach_add(torch._foreach_div(torch._foreach_sqrt(second), spread), self.eps)
+        moves = torch._foreach_mul(torch._foreach_div(first, scales), -size)
+        return _named(params, torch._foreach_add(weights, moves)), (first, second, steps)
+
+
+@dataclass(frozen=True)
+class _SharpnessAware(ABC):
+    """The gradient is taken at the worst place near the weights, then applied at the weights by a plain optimiser."""
+
+    base: Sgd | Adam = Sgd()
+
+    @abstractmethod
+    def climbed(self, gradient: Gradient, params: Params) -> Params:
+        """The worst place near these weights, to first order."""
+
+    def for_round(self, round: int) -> Self:
+        return replace(self, base=self.base.for_round(round))
+
+    def init(self, params: Params) -> Tree:
+        return self.base.init(params)
+
+    def step(self, gradient: Gradient, params: Params, state: Tree) -> tuple[Params, Tree]:
+        return self.base.step(lambda weights: gradient(self.climbed(gradient, weights)), params, state)
+
+
+@dataclass(frozen=True)
+class Sam(_SharpnessAware):
+    """Sharpness-aware minimisation (Foret et al., ICLR 2021)."""
+
+    rho: Amount = 0.05
+    """ρ, the radius of the neighbourhood."""
+
+    def climbed(self, gradient: Gradient, params: Params) -> Params:
+        """w + ρ g / ‖g‖."""
+        grads = tuple(gradient(params).values())
+        moves = torch._foreach_mul(grads, self.rho / (_norm(grads) + 1e-12))
+        return _named(params, torch._foreach_add(tuple(params.values()), moves))
+
+
+@dataclass(frozen=True)
+class Asam(_SharpnessAware):
+    """Adaptive SAM (Kwon et al., ICML 2021): the neighbourhood is scaled by the size of each weight."""
+
+    rho: Amount = 0.5
+    """ρ, the radius of the scaled neighbourhood."""
+    eta: Amount = 0.2
+    """η, added to |w| in the scale of each weight."""
+
+    def climbed(self, gradient: Gradient, params: Params) -> Params:
+        """w + ρ T² g / ‖T g‖ with T = |w| + η."""
+        weights = tuple(params.values())
+        scales = torch._foreach_add(torch._foreach_abs(weights), self.eta)
+        scaled = torch._foreach_mul(tuple(gradient(params).values()), scales)
+        moves = torch._foreach_mul(torch._foreach_mul(scaled, scales), self.rho / (_norm(scaled) + 1e-12))
+        return _named(params, torch._foreach_add(weights, moves))
+
+
+OPTIMIZERS: dict[str, type[Sgd | Adam | Sam | Asam]] = {"sgd": Sgd, "adam": Adam, "sam": Sam, "asam": Asam}
+
+
+def _named(params: Params, leaves: Tensors) -> Params:
+    return dict(zip(params, leaves, strict=True))
+
+
+def _norm(grads: Tensors) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    return norm
+
+
+def _clipped(grads: Tensors, limit: float) -> Tensors:
+    """As torch.nn.utils.clip_grad_norm_ does."""
+    if not limit:
+        return grads
+    return torch._foreach_mul(grads, (limit / (_norm(grads) + 1e-6)).clamp(max=1.0))

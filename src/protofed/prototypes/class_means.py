@@ -1,0 +1,121 @@
+"""Class prototypes: the mean feature of each class at a client, and their mean over clients."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from protofed.data import Batch
+from protofed.method import Local, Task
+from protofed.networks import Model, Networks, Parts, matching
+from protofed.tree import Params, record
+
+PrototypeMode = Literal["running", "recomputed"]
+"""`running`: the mean of the features that training saw in its last epoch (networks in training mode, varied images, a
+moving model). `recomputed`: the mean of the trained model's features, in evaluation mode, over the unvaried data."""
+
+
+@record
+class Prototypes:
+    mean: Tensor  # (C, D), zero where the class is absent
+    count: Tensor  # (C,), examples behind each mean; 0 marks an absent class
+
+    @property
+    def is_known(self) -> Tensor:
+        return self.count > 0
+
+
+@record
+class ClassSums:
+    total: Tensor  # (C, D)
+    count: Tensor  # (C,)
+
+    def prototypes(self) -> Prototypes:
+        return Prototypes(self.total / self.count.clamp(min=1)[:, None], self.count)
+
+
+def no_prototypes(num_classes: int, dim: int) -> Prototypes:
+    return Prototypes(torch.zeros(num_classes, dim), torch.zeros(num_classes))
+
+
+def class_sums(z: Tensor, y: Tensor, weight: Tensor, num_classes: int) -> ClassSums:
+    """Σ of the features of each class, and how many there are."""
+    member = (y[:, None] == torch.arange(num_classes, device=y.device)) * weight[:, None]  # (B, C)
+    return ClassSums(member.T @ z, member.sum(0))
+
+
+class Recorder(nn.Module):
+    """A part without weights that adds up the features of each class while a client trains."""
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, num_classes: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(num_classes, dim))
+        self.register_buffer("count", torch.zeros(num_classes))
+
+    def forward(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        sums = class_sums(z.detach(), y, weight, len(self.count))
+        self.total.add_(sums.total)
+        self.count.add_(sums.count)
+        return z
+
+
+RECORDED = ("recorder.*",)
+"""The recorder's entries of `Params`, which are nobody else's business."""
+
+
+def with_recorder(task: Task, parts: Parts, mode: PrototypeMode) -> Parts:
+    """The parts and, for running prototypes, a recorder that fits their features."""
+    if mode == "recomputed":
+        return parts
+    features = parts["features"].eval()
+    with torch.no_grad():
+        dim = features(task.example).shape[-1]
+    return {**parts, "recorder": Recorder(task.num_classes, dim)}
+
+
+def record_last_epoch(model: Model, z: Tensor, batch: Batch) -> None:
+    """Has the recorder, if there is one, add up the features of a batch of the last epoch."""
+    if "recorder" in model.networks.parts:
+        model.recorder(z, batch.y, batch.weight * batch.is_last_epoch)
+
+
+def cleared(params: Params, networks: Networks) -> Params:
+    """The weights with an empty recorder, if the networks have one."""
+    return {**params, **matching(networks.initial_buffers, RECORDED)}
+
+
+def recorded(params: Params) -> Prototypes:
+    """What the recorder saw in the last epoch."""
+    return ClassSums(params["recorder.total"], params["recorder.count"]).prototypes()
+
+
+async def of_client(local: Local, params: Params, mode: PrototypeMode) -> Prototypes:
+    """The client's class means after training, in either mode."""
+    if mode == "running":
+        return recorded(params)
+    sums = await local.total(_feature_sums, params, (torch.zeros(local.num_classes),))
+    return sums.prototypes()
+
+
+def _feature_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
+    return class_sums(model.features(batch.x), batch.y, batch.weight, len(per_class))
+
+
+def mean_over_owners(prototypes: Iterable[Prototypes], previous: Prototypes) -> Prototypes:
+    """The unweighted mean over the clients that own each class; a class that nobody sent stays as it was."""
+    total = torch.zeros_like(previous.mean, dtype=torch.float64)
+    owners = torch.zeros_like(previous.count, dtype=torch.float64)
+    count = torch.zeros_like(previous.count, dtype=torch.float64)
+    for local in prototypes:
+        total += local.mean.double() * local.is_known[:, None]
+        owners += local.is_known
+        count += local.count
+    mean = (total / owners.clamp(min=1)[:, None]).to(previous.mean.dtype)
+    is_new = owners > 0
+    return Prototypes(
+        torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, count.float(), previous.count)
+    )

@@ -1,0 +1,206 @@
+"""The engine: setup, rounds, finish; who takes part, what counts, and what each client remembers."""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
+from protofed.networks import Networks
+from protofed.optim import Optimizer, Sgd
+from protofed.runtimes.gate import refusal
+from protofed.runtimes.jobs import Failure, Job, Runtime
+from protofed.runtimes.sequential import Sequential
+from protofed.seeds import generator
+from protofed.tree import Tree
+
+log = logging.getLogger(__name__)
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything that a run is, between two rounds."""
+
+    round: int
+    """The number of rounds done."""
+    server: Tree
+    memories: dict[ClientId, Tree]
+    """What each client that has taken part keeps."""
+    failures: tuple[Failure, ...] = ()
+    """Of the last round."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a federation trains, whatever the method."""
+
+    rounds: int = 30
+    epochs: int = 2
+    batch_size: int = 32
+    optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
+    seed: int = 0
+    fraction: float = 1.0
+    """Share of the clients that take part in a round."""
+    minimum_replies: int = 1
+    """A round with fewer good replies ends the run."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    method: Method[Any, Any, Any, Any]
+    task: Task
+    training: Training
+    runtime: Runtime = field(default_factory=Sequential)
+    _networks: dict[ClientId, Networks] = field(default_factory=dict)
+
+    def start(self) -> State:
+        clients = self._clients(State(0, None, {}), self.ids, "setup")
+        return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
+
+    def advance(self, state: State) -> State:
+        """The state after one more round."""
+        clients = self._clients(state, self.sampled(state.round), "round")
+        state = clients.after(self.method.round(state.server, clients))
+        return replace(state, round=state.round + 1)
+
+    def finish(self, state: State) -> State:
+        clients = self._clients(state, self.ids, "finish")
+        return clients.after(self.method.finish(state.server, clients))
+
+    @cached_property
+    def ids(self) -> tuple[ClientId, ...]:
+        return tuple(self.task.clients)
+
+    def sampled(self, round: int) -> tuple[ClientId, ...]:
+        """Who takes part, in canonical order, drawn from the run's seed and the round alone."""
+        count = max(1, round_half_up(self.training.fraction * len(self.ids)))
+        if count == len(self.ids):
+            return self.ids
+        order = torch.randperm(len(self.ids), generator=generator(self.training.seed, "sample", round))
+        return tuple(self.ids[i] for i in sorted(order[:count].tolist()))
+
+    def networks_of(self, client: ClientId) -> Networks:
+        """A client's networks; clients with equal ones share them."""
+        if client not in self._networks:
+            new = Networks(lambda: self.method.networks(self.task, client))
+            equal = (n for n in self._networks.values() if n.signature == new.signature)
+            self._networks[client] = next(equal, new)
+        return self._networks[client]
+
+    def local(self, client: ClientId, round: int) -> Local:
+        t = self.training
+        return Local(
+            client=client,
+            round=round,
+            num_rounds=t.rounds,
+            num_classes=self.task.num_classes,
+            networks=self.networks_of(client),
+            data=self.task.clients[client],
+            transform=self.task.transform,
+            optimizer=t.optimizer,
+            epochs=t.epochs,
+            batch_size=t.batch_size,
+            seed=t.seed,
+        )
+
+    def memory_of(self, state: State, client: ClientId, message: Tree) -> Tree:
+        """What a client keeps now; made afresh for one that has never taken part."""
+        if client in state.memories:
+            return state.memories[client]
+        return self.method.init_memory(self.local(client, state.round), message)
+
+    def central(self, round: int) -> Central:
+        t = self.training
+        networks = self.networks_of(self.ids[0])
+        return Central(self.task, networks, t.optimizer, round, t.rounds, t.seed, self.runtime.answer)
+
+    def _clients(self, state: State, ids: tuple[ClientId, ...], phase: str) -> "Participants":
+        return Participants(self, state, ids, phase)
+
+
+class Participants:
+    """The clients of one round, as a method sees them. What they remember is committed only when the round ends."""
+
+    def __init__(self, federation: Federation, state: State, ids: tuple[ClientId, ...], phase: str) -> None:
+        self._federation = federation
+        self._state = state
+        self._where = f"round {state.round + 1}" if phase == "round" else phase
+        self._kept: dict[ClientId, Tree] = {}
+        self._failures: list[Failure] = []
+        self._unread = 0
+        self.ids = ids
+
+    @cached_property
+    def central(self) -> Central:
+        return self._federation.central(self._state.round)
+
+    def run(
+        self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Tree], like: Tree
+    ) -> Iterator[tuple[ClientId, Tree]]:
+        """Accepted uploads in canonical order, each given out as soon as it and those before it are there."""
+        self._unread += 1
+        good, failed_before = 0, len(self._failures)
+        jobs = (self._job(client, step, message_for(client)) for client in self.ids)
+        for client, outcome in in_order(self.ids, self._federation.runtime.run(jobs)):
+            upload = self._accepted(client, outcome, like)
+            if upload is not None:
+                good += 1
+                yield client, upload
+        self._unread -= 1
+        self._require_enough(good, self._failures[failed_before:])
+
+    def after(self, server: Tree) -> State:
+        """The state that the phase ends in."""
+        if self._unread:
+            raise RunFailed(f"{self._where}: the method did not read all uploads; aggregate must read them to the end")
+        memories = {**self._state.memories, **self._kept}
+        return State(self._state.round, server, memories, tuple(self._failures))
+
+    def _job(self, client: ClientId, step: Step[Any, Any, Any], message: Tree) -> Job:
+        federation = self._federation
+        memory = self._kept.get(client)
+        if memory is None:
+            memory = federation.memory_of(self._state, client, message)
+        return Job(client, step, federation.local(client, self._state.round), message, memory)
+
+    def _accepted(self, client: ClientId, outcome: Reply[Any, Any] | Failure, like: Tree) -> Tree | None:
+        """The upload if it counts; a failed client keeps what it had."""
+        if isinstance(outcome, Reply):
+            refused = refusal(client, outcome.upload, like, self._federation.task.num_classes)
+            if refused is None:
+                self._kept[client] = outcome.memory
+                return outcome.upload
+            outcome = refused
+        log.warning("%s: client %s left out: %s: %s", self._where, client, outcome.reason, outcome.detail)
+        self._failures.append(outcome)
+        return None
+
+    def _require_enough(self, good: int, failures: Sequence[Failure]) -> None:
+        minimum = self._federation.training.minimum_replies
+        if good < minimum:
+            first = f" The first failure: {failures[0].client}: {failures[0].detail}." if failures else ""
+            raise RunFailed(
+                f"{self._where}: {good} of {len(self.ids)} clients replied well, and the run needs {minimum}.{first}"
+            )
+
+
+def in_order(ids: Sequence[ClientId], outcomes: Iterable[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
+    """Outcomes in the order of `ids`, whatever order they arrive in; those that came early wait."""
+    early: dict[ClientId, Any] = {}
+    arriving = iter(outcomes)
+    for client in ids:
+        while client not in early:
+            arrived, outcome = next(arriving)
+            early[arrived] = outcome
+        yield client, early.pop(client)
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)

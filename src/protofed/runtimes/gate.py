@@ -1,0 +1,63 @@
+"""The gate that every upload passes before any method sees it."""
+
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from protofed import tree
+from protofed.method import ClientId
+from protofed.runtimes.jobs import Failure, Reason
+from protofed.tree import Tree
+
+COUNTS = {"count", "num_examples"}
+LABELS = {"label"}
+
+
+def refusal(client: ClientId, upload: Tree, like: Tree, num_classes: int) -> Failure | None:
+    """Why this upload cannot be aggregated, or None."""
+    expected, given = tree.named_leaves(like), tree.named_leaves(upload)
+    for path in expected:
+        if path not in given:
+            return Failure(client, Reason.KEY_MISSING, f"{path} is missing")
+    for path in given:
+        if path not in expected:
+            return Failure(client, Reason.KEY_UNEXPECTED, f"{path} was not asked for")
+    fields = _field_names(upload)
+    for path, leaf in given.items():
+        found = _mismatch(leaf, expected[path]) or _bad_values(leaf, fields[path], num_classes)
+        if found:
+            reason, detail = found
+            return Failure(client, reason, f"{path}: {detail}")
+    return None
+
+
+def _mismatch(leaf: Any, like: Tensor) -> tuple[Reason, str] | None:
+    if not isinstance(leaf, Tensor):
+        return Reason.DTYPE_MISMATCH, f"is {type(leaf).__name__}, not a tensor"
+    if leaf.dtype != like.dtype:
+        return Reason.DTYPE_MISMATCH, f"is {leaf.dtype}, not {like.dtype}"
+    if leaf.shape != like.shape:
+        return Reason.SHAPE_MISMATCH, f"has shape {tuple(leaf.shape)}, not {tuple(like.shape)}"
+    return None
+
+
+def _bad_values(leaf: Tensor, name: str | None, num_classes: int) -> tuple[Reason, str] | None:
+    if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+        return Reason.NON_FINITE, f"holds {int((~torch.isfinite(leaf)).sum())} values that are not finite"
+    if name in COUNTS and (leaf < 0).any():
+        return Reason.NEGATIVE_COUNT, f"holds {leaf.min().item():g}"
+    if name in COUNTS and leaf.is_floating_point() and (leaf != leaf.round()).any():
+        return Reason.NON_INTEGER_COUNT, "holds a count that is not a whole number"
+    if name in LABELS and ((leaf < 0) | (leaf >= num_classes)).any():
+        return Reason.UNKNOWN_CLASS, f"holds a class outside 0..{num_classes - 1}"
+    return None
+
+
+def _field_names(upload: Tree) -> dict[str, str | None]:
+    """The record's field that each leaf is; None for entries of a dict, whose names belong to the networks."""
+    paths, _ = pytree.tree_flatten_with_path(upload)
+    last = [path[-1] if path else None for path, _ in paths]
+    names = [key.name if isinstance(key, pytree.GetAttrKey) else None for key in last]
+    return dict(zip(tree.named_leaves(upload), names, strict=True))

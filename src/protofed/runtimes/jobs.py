@@ -1,0 +1,59 @@
+"""What the engine hands to a runtime, and what comes back."""
+
+import traceback
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from protofed.method import ClientId, Local, Reply, Request, Step
+from protofed.tree import Tree
+
+
+class Reason(StrEnum):
+    """Why a client's reply did not count. The names are stable."""
+
+    CLIENT_ERROR = "CLIENT_ERROR"
+    KEY_MISSING = "KEY_MISSING"
+    KEY_UNEXPECTED = "KEY_UNEXPECTED"
+    SHAPE_MISMATCH = "SHAPE_MISMATCH"
+    DTYPE_MISMATCH = "DTYPE_MISMATCH"
+    NON_FINITE = "NON_FINITE"
+    UNKNOWN_CLASS = "UNKNOWN_CLASS"
+    NEGATIVE_COUNT = "NEGATIVE_COUNT"
+    NON_INTEGER_COUNT = "NON_INTEGER_COUNT"
+
+
+@dataclass(frozen=True)
+class Failure:
+    client: ClientId
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One step at one client."""
+
+    client: ClientId
+    step: Step[Any, Any, Any]
+    local: Local
+    message: Tree
+    memory: Tree
+
+    def start(self) -> Coroutine[Any, Any, Reply[Any, Any]]:
+        return self.step(self.local, self.message, self.memory)
+
+
+class Runtime(Protocol):
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
+        """Does the jobs and gives back each client's reply or failure, in any order."""
+
+    def answer(self, request: Request[Any]) -> Any:
+        """Does what one request asks, for the server."""
+
+
+def failure_of(client: ClientId, error: Exception) -> Failure:
+    """The failure that an exception at a client amounts to, with the place that raised it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return Failure(client, Reason.CLIENT_ERROR, f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})")

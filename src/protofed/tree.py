@@ -1,0 +1,103 @@
+"""Records: immutable trees of tensors, and the arithmetic that federated learning does on them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, dataclass_transform
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Named tensors of a network: its parameters and its buffers."""
+
+Tree = Any
+"""A tensor, a record, or a dict, list or tuple of trees."""
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def record(cls: type[T]) -> type[T]:
+    """A frozen dataclass that is also a tree of tensors: immutable, mappable, sendable."""
+    frozen = dataclass(frozen=True)(cls)
+    torch.export.register_dataclass(frozen)
+    return frozen
+
+
+@record
+class Nothing:
+    """The record of a client that keeps nothing."""
+
+
+def map(function: Callable[..., Tensor], tree: T, *others: T) -> T:  # noqa: A001
+    """The tree of `function(leaf, *other_leaves)`."""
+    mapped: T = pytree.tree_map(function, tree, *others)
+    return mapped
+
+
+def leaves(tree: Tree) -> list[Tensor]:
+    return pytree.tree_leaves(tree)
+
+
+def named_leaves(tree: Tree) -> dict[str, Tensor]:
+    """Leaf by path, such as `params/features.0.weight`, in the order of the tree."""
+    pairs, _ = pytree.tree_flatten_with_path(tree)
+    return {"/".join(_word(key) for key in path): leaf for path, leaf in pairs}
+
+
+def with_leaves(like: T, new: Sequence[Tensor]) -> T:
+    """The tree with the structure of `like` and these leaves."""
+    rebuilt: T = pytree.tree_unflatten(list(new), pytree.tree_structure(like))
+    return rebuilt
+
+
+def squared_distance(a: Params, b: Params) -> Tensor:
+    """Σ ‖a_i − b_i‖² over the entries of `a`."""
+    return torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum()
+
+
+def select(params: Params, names: Sequence[str]) -> Params:
+    return {name: params[name] for name in names}
+
+
+class Mean:
+    """A weighted mean of trees as a fold: memory does not grow with the number of trees.
+
+    Sums are in float64, so that the order of arrival does not change a bit of the float32 result.
+    """
+
+    def __init__(self) -> None:
+        self._first: Tree = None
+        self._sums: list[Tensor] = []
+        self._weight = 0.0
+
+    def add(self, tree: Tree, weight: float = 1.0) -> None:
+        if self._first is None:
+            self._first = tree
+            self._sums = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves(tree)]
+        for total, leaf in zip(self._sums, leaves(tree), strict=True):
+            total.add_(leaf.double(), alpha=weight)
+        self._weight += weight
+
+    def value(self) -> Tree:
+        if self._weight <= 0:
+            raise ValueError("the mean of nothing: no tree was added, or all weights were zero")
+        kinds = [leaf.dtype for leaf in leaves(self._first)]
+        means = [(total / self._weight).to(kind) for total, kind in zip(self._sums, kinds, strict=True)]
+        return with_leaves(self._first, means)
+
+
+def _word(key: Any) -> str:
+    match key:
+        case pytree.GetAttrKey():
+            word = key.name
+        case pytree.MappingKey():
+            word = str(key.key)
+        case pytree.SequenceKey():
+            word = str(key.idx)
+        case _:
+            raise TypeError(f"{key!r} cannot name a leaf: use records, dicts, lists and tuples")
+    if "/" in word:
+        raise ValueError(f"{word!r} cannot name a leaf: '/' separates the words of a path")
+    return word
