@@ -17,13 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
 from protofed.data import Batch, Data, Transform
+from protofed.errors import BadInput
 from protofed.networks import Model, Networks, Parts, Patterns
 from protofed.optim import Optimizer
 from protofed.seeds import derive_seed, generator
@@ -48,7 +49,7 @@ class Task:
     """Who holds which data, what it is tested on, and which networks learn it."""
 
     clients: Mapping[ClientId, Data]
-    """Training data of each client; the order of the clients is the canonical one."""
+    """Training data of each client; clients are counted in the order of their names."""
     tests: Mapping[str, Data]
     """Test set of each domain."""
     num_classes: int
@@ -59,11 +60,33 @@ class Task:
     transform: Transform = field(default_factory=Transform)
     name: str = "own"
 
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise BadInput(f"task {self.name}: there are no clients")
+        for kind, sets in (("client", self.clients), ("test set", self.tests)):
+            for name, data in sets.items():
+                _check(data, f"task {self.name}: {kind} {name!r}", self.num_classes)
+        for client, domain in self.domain_of.items():
+            if domain not in self.tests:
+                raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
+
     @property
     def example(self) -> Tensor:
         """One input, as networks see it."""
         data = next(iter(self.clients.values()))
         return self.transform.clean(data.x[data.index[:1]])
+
+
+def _check(data: Data, where: str, num_classes: int) -> None:
+    if not len(data):
+        raise BadInput(f"{where} has no examples: leave it out, or give it some")
+    if len(data.x) != len(data.y):
+        raise BadInput(f"{where} has {len(data.x)} inputs and {len(data.y)} labels")
+    if data.y.dtype != torch.int64:
+        raise BadInput(f"{where} has labels of type {data.y.dtype}: make them torch.int64")
+    labels = data.labels
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise BadInput(f"{where} has labels {labels.min()} to {labels.max()}, outside 0..{num_classes - 1}")
 
 
 @dataclass(frozen=True)
@@ -292,6 +315,9 @@ class Clients(Protocol):
 
 class Method(ABC, Generic[Server, Message, Memory, Upload]):
     """A federated method: subclass a family in `methods/families.py`, or this."""
+
+    private: ClassVar[Patterns] = ()
+    """Weights that never leave the client."""
 
     # ---- the server's half
 

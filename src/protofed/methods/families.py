@@ -1,14 +1,14 @@
 """Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
 
 from abc import abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Task, Uploads
-from protofed.networks import Model, Parts, Patterns, without
+from protofed.networks import Model, Parts, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Mean, Nothing, Params, record
@@ -37,9 +37,6 @@ class WeightUpload:
 
 class WeightSharing(Method[Weights, Weights, Memory, WeightUpload], Generic[Memory]):
     """Clients train the server's weights; the server takes the mean, weighted by their numbers of examples."""
-
-    private: ClassVar[Patterns] = ()
-    """Entries of the weights that never leave the client."""
 
     @abstractmethod
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Memory) -> Tensor:

@@ -13,14 +13,14 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
 from protofed.methods.families import OwnModel
-from protofed.networks import Model, Parts, without
+from protofed.networks import Model, Parts, Patterns, without
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Params
@@ -34,6 +34,8 @@ class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
     """Who predicts: the client's own classifier, or the nearest global prototype."""
     prototype_mode: PrototypeMode = "running"
     """Whether a client's prototypes are the running means of its last epoch or recomputed after training."""
+
+    private: ClassVar[Patterns] = ("*",)
 
     def networks(self, task: Task, client: ClientId) -> Parts:
         return class_means.with_recorder(task, task.model(client), self.prototype_mode)

@@ -6,6 +6,7 @@ Departures: none.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,12 +14,14 @@ from protofed.data import Batch
 from protofed.method import Central, ClientId, Method, Objective, Reply, Uploads
 from protofed.method import Local as Client
 from protofed.methods.families import OwnModel
-from protofed.networks import Model
+from protofed.networks import Model, Patterns
 from protofed.tree import Nothing, Params
 
 
 @dataclass(frozen=True)
 class Local(Method[Nothing, Nothing, OwnModel, Nothing]):
+    private: ClassVar[Patterns] = ("*",)
+
     def init_server(self, central: Central) -> Nothing:
         return Nothing()
 

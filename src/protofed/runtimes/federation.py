@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from protofed.errors import RunFailed
 from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
 from protofed.networks import Networks
 from protofed.optim import Optimizer, Sgd
@@ -18,10 +19,6 @@ from protofed.seeds import generator
 from protofed.tree import Tree
 
 log = logging.getLogger(__name__)
-
-
-class RunFailed(Exception):
-    """The run cannot go on; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,8 @@ class Federation:
 
     @cached_property
     def ids(self) -> tuple[ClientId, ...]:
-        return tuple(self.task.clients)
+        """All clients, in canonical order."""
+        return tuple(sorted(self.task.clients))
 
     def sampled(self, round: int) -> tuple[ClientId, ...]:
         """Who takes part, in canonical order, drawn from the run's seed and the round alone."""
