@@ -63,6 +63,9 @@ class Task:
     def __post_init__(self) -> None:
         if not self.clients:
             raise BadInput(f"task {self.name}: there are no clients")
+        for client in self.clients:
+            if not client or "/" in client:
+                raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
         for kind, sets in (("client", self.clients), ("test set", self.tests)):
             for name, data in sets.items():
                 _check(data, f"task {self.name}: {kind} {name!r}", self.num_classes)

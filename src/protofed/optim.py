@@ -7,7 +7,7 @@ as sharpness-aware minimisation does.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol, Self
+from typing import Annotated, Protocol, Self, runtime_checkable
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -23,6 +23,7 @@ Share = Annotated[float, Interval(ge=0, lt=1)]
 Amount = Annotated[float, Ge(0)]
 
 
+@runtime_checkable
 class Optimizer(Protocol):
     def for_round(self, round: int) -> Self:
         """This optimiser as it is in a given round."""

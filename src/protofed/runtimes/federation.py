@@ -4,9 +4,10 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Interval
 
 from protofed.errors import RunFailed
 from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
@@ -38,15 +39,18 @@ class State:
 class Training:
     """How a federation trains, whatever the method."""
 
-    rounds: int = 30
-    epochs: int = 2
-    batch_size: int = 32
-    optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
-    seed: int = 0
-    fraction: float = 1.0
+    rounds: Annotated[int, Ge(1)] = 30
+    epochs: Annotated[int, Ge(1)] = 2
+    """Passes of a client over its data in one round."""
+    batch_size: Annotated[int, Ge(1)] = 32
+    fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
-    minimum_replies: int = 1
+    minimum_replies: Annotated[int, Ge(1)] = 1
     """A round with fewer good replies ends the run."""
+    seed: Annotated[int, Ge(0)] = 0
+    """The root of every draw."""
+    optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
+    """What clients train with; made anew in every round."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class Federation:
     task: Task
     training: Training
     runtime: Runtime = field(default_factory=Sequential)
+    on_client: Callable[[ClientId], None] = lambda client: None
+    """Told of every client whose step ended."""
     _networks: dict[ClientId, Networks] = field(default_factory=dict)
 
     def start(self) -> State:
@@ -148,6 +154,7 @@ class Participants:
         jobs = (self._job(client, step, message_for(client)) for client in self.ids)
         for client, outcome in in_order(self.ids, self._federation.runtime.run(jobs)):
             upload = self._accepted(client, outcome, like)
+            self._federation.on_client(client)
             if upload is not None:
                 good += 1
                 yield client, upload

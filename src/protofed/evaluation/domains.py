@@ -1,0 +1,72 @@
+"""Accuracy on the test set of each domain.
+
+A method with a public model is judged by that model. Where every client has its own, a domain's accuracy is the
+unweighted mean over the clients' models.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from torch import Tensor
+
+from protofed.data import Data
+from protofed.method import ClientId, Total
+from protofed.networks import Networks
+from protofed.runtimes.federation import Federation, State
+from protofed.tree import Params, Tree
+
+
+@dataclass(frozen=True)
+class Scores:
+    judged: Literal["public model", "clients' own models"]
+    domains: Mapping[str, float]
+    """Share of each domain's test set that was classified right."""
+    own_domain: float | None
+    """The mean over clients of the accuracy that a client sees on its own domain; None if no client has a domain."""
+
+    @property
+    def average(self) -> float:
+        """The unweighted mean over the domains."""
+        return fmean(self.domains.values())
+
+
+def evaluate(federation: Federation, state: State) -> Scores:
+    """How well the federation classifies the test set of each domain."""
+    tests, domain_of = federation.task.tests, federation.task.domain_of
+    public = federation.method.public(state.server)
+    if public is not None:
+        params, message = public
+        networks = federation.networks_of(federation.ids[0])
+        shared = _accuracies(federation, networks, params, (message, None), tests)
+        by_client = dict.fromkeys(federation.ids, shared)
+        domains = shared
+    else:
+        by_client = {client: _own_accuracies(federation, state, client) for client in federation.ids}
+        domains = {domain: fmean(own[domain] for own in by_client.values()) for domain in tests}
+    own = [by_client[client][domain] for client, domain in domain_of.items()]
+    judged: Literal["public model", "clients' own models"] = "public model" if public else "clients' own models"
+    return Scores(judged, domains, fmean(own) if own else None)
+
+
+def _own_accuracies(federation: Federation, state: State, client: ClientId) -> dict[str, float]:
+    message = federation.method.message_for(state.server, client)
+    memory = federation.memory_of(state, client, message)
+    params = federation.method.local_weights(message, memory)
+    return _accuracies(federation, federation.networks_of(client), params, (message, memory), federation.task.tests)
+
+
+def _accuracies(
+    federation: Federation, networks: Networks, params: Params, context: tuple[Tree, ...], tests: Mapping[str, Data]
+) -> dict[str, float]:
+    answer, transform = federation.runtime.answer, federation.task.transform
+    return {
+        domain: accuracy(answer(Total(networks, params, context, data, transform, federation.method.confusion)))
+        for domain, data in tests.items()
+    }
+
+
+def accuracy(confusion: Tensor) -> float:
+    """The share of the diagonal."""
+    return float(confusion.diagonal().sum() / confusion.sum())

@@ -1,0 +1,229 @@
+"""Experiments as TOML: a file, overrides, every default resolved, and a hash that names the run.
+
+[task]        name, and the task's own settings
+[method]      name, and the method's hyper-parameters
+[training]    rounds, epochs, batch_size, fraction, minimum_replies, seed, and [training.optimizer]
+[runtime]     name, threads
+[evaluation]  every
+"""
+
+import copy
+import hashlib
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from annotated_types import Ge
+
+from protofed.errors import BadInput
+from protofed.experiments.run import Experiment
+from protofed.experiments.sections import Problem, Problems, filled, named, nearest
+from protofed.method import Method, Task
+from protofed.methods import METHODS
+from protofed.optim import OPTIMIZERS, Optimizer
+from protofed.runtimes import RUNTIMES
+from protofed.runtimes.federation import Federation, Training
+from protofed.tasks import TASKS, TaskSettings
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    name: str = "sequential"
+    threads: Annotated[int, Ge(1)] = 1
+    """Threads of torch: pinned, since their number changes the last bits of a result."""
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    every: Annotated[int, Ge(1)] = 1
+    """Rounds between evaluations; the last round is always evaluated."""
+
+
+@dataclass(frozen=True)
+class Config:
+    task: TaskSettings | Task
+    method: Method[Any, Any, Any, Any]
+    training: Training
+    runtime: RuntimeSettings
+    evaluation: EvaluationSettings
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting of the run."""
+        return {
+            "task": _task_table(self.task),
+            "method": {"name": _name(METHODS, self.method), **settings(self.method)},
+            "training": {**settings(self.training), "optimizer": _optimizer_table(self.training.optimizer)},
+            "runtime": settings(self.runtime),
+            "evaluation": settings(self.evaluation),
+        }
+
+    @property
+    def identity(self) -> str:
+        """The hash of the resolved configuration."""
+        text = json.dumps(self.resolved(), sort_keys=True, ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def toml(self) -> str:
+        return "\n".join(_toml_table(name, table) for name, table in self.resolved().items())
+
+    def with_seed(self, seed: int) -> "Config":
+        return replace(self, training=replace(self.training, seed=seed))
+
+    def experiment(self) -> Experiment:
+        runtime = RUNTIMES[self.runtime.name]()
+        task = self.task if isinstance(self.task, Task) else self.task.build()
+        federation = Federation(self.method, task, self.training, runtime)
+        return Experiment(federation, self.evaluation.every, self.runtime.threads, self.toml(), self.identity)
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Config:
+    """The configuration in a file, with overrides such as `method.temperature=0.05`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BadInput(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path}: not valid TOML: {error}") from error
+    return parse(table, str(path), overrides)
+
+
+def parse(table: Table, source: str, overrides: Iterable[str] = ()) -> Config:
+    """The configuration in a table; all that is wrong with it is said at once."""
+    tree = copy.deepcopy(dict(table))
+    overridden = {_override(tree, text) for text in overrides}
+    problems = [Problem(key, f"unknown section{nearest(key, SECTIONS)}") for key in tree if key not in SECTIONS]
+    built: dict[str, Any] = {}
+    for key, build in SECTIONS.items():
+        section = tree.get(key, {})
+        try:
+            if not isinstance(section, dict):
+                raise Problems([Problem(key, f"must be a section, [{key}]")])
+            built[key] = build(section)
+        except Problems as found:
+            problems += found.all
+    if problems:
+        raise BadInput("\n".join(f"{'--set' if p.key in overridden else source}: {p.key}: {p.what}" for p in problems))
+    return Config(**built)
+
+
+def settings(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass, by name."""
+    return {f.name: getattr(instance, f.name) for f in fields(instance)}
+
+
+def check(instance: Any) -> None:
+    """Refuses settings out of range, also those of a class that is not registered."""
+    name = type(instance).__name__
+    if not is_dataclass(instance):
+        raise BadInput(f"{name} must be a frozen dataclass: its fields are its hyper-parameters")
+    try:
+        filled(type(instance), settings(instance), name)
+    except Problems as found:
+        raise BadInput("\n".join(f"{p.key}: {p.what}" for p in found.all)) from None
+
+
+def _training(table: Table) -> Training:
+    values = dict(table)
+    optimizer = values.get("optimizer")
+    if optimizer is not None:
+        values["optimizer"] = _optimizer(optimizer, "training.optimizer")
+    return filled(Training, values, "training")
+
+
+def _optimizer(table: Any, where: str) -> Any:
+    if not isinstance(table, dict):
+        raise Problems([Problem(where, f"must be a section, [{where}], not {table!r}")])
+    values = dict(table)
+    if "base" in values:
+        values["base"] = _optimizer(values["base"], f"{where}.base")
+    return named(OPTIMIZERS, values, where)
+
+
+def _runtime(table: Table) -> RuntimeSettings:
+    settings = filled(RuntimeSettings, table, "runtime")
+    if settings.name not in RUNTIMES:
+        raise Problems([Problem("runtime.name", f"{settings.name!r} is unknown{nearest(settings.name, RUNTIMES)}")])
+    return settings
+
+
+SECTIONS: dict[str, Callable[[Table], Any]] = {
+    "task": lambda table: named(TASKS, table, "task"),
+    "method": lambda table: named(METHODS, table, "method"),
+    "training": _training,
+    "runtime": _runtime,
+    "evaluation": lambda table: filled(EvaluationSettings, table, "evaluation"),
+}
+
+
+def _override(tree: dict[str, Any], text: str) -> str:
+    """Sets one value in the tree; its key."""
+    key, equals, value = text.partition("=")
+    words = key.strip().split(".")
+    if not equals or not all(words):
+        raise BadInput(f"--set {text}: write it as section.key=value")
+    for word in words[:-1]:
+        tree = tree.setdefault(word, {})
+        if not isinstance(tree, dict):
+            raise BadInput(f"--set {text}: {word!r} is a value, not a section")
+    tree[words[-1]] = _value(value.strip())
+    return ".".join(words)
+
+
+def _value(text: str) -> Any:
+    """As TOML reads it; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _name(registry: Mapping[str, type], instance: object) -> str:
+    """The registered name; for a class of the user's own, where it is defined."""
+    own = f"{type(instance).__module__}.{type(instance).__qualname__}"
+    return next((name for name, cls in registry.items() if cls is type(instance)), own)
+
+
+def _task_table(task: TaskSettings | Task) -> dict[str, Any]:
+    """Settings of a registered task; the shape of one of the user's own."""
+    if isinstance(task, Task):
+        return {"name": task.name, "examples": {client: len(data) for client, data in sorted(task.clients.items())}}
+    return {"name": _name(TASKS, task), **settings(task)}
+
+
+def _optimizer_table(optimizer: Optimizer) -> dict[str, Any]:
+    values = settings(optimizer)
+    if "base" in values:
+        values["base"] = _optimizer_table(values["base"])
+    return {"name": _name(OPTIMIZERS, optimizer), **values}
+
+
+def _toml_table(name: str, table: Table) -> str:
+    plain = [f"{_toml_key(key)} = {_toml_value(v)}" for key, v in table.items() if not isinstance(v, Mapping)]
+    nested = [_toml_table(f"{name}.{key}", v) for key, v in table.items() if isinstance(v, Mapping)]
+    return "\n".join([f"[{name}]", *plain, "", *nested])
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+
+
+def _toml_value(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case int() | float():
+            return repr(value)
+        case list() | tuple():
+            return f"[{', '.join(_toml_value(item) for item in value)}]"
+    raise TypeError(f"{value!r} cannot be written as TOML")

@@ -1,0 +1,242 @@
+"""A run from its first round to its last, surviving whatever stops it in between."""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from typing import Any, Literal, Protocol
+
+import torch
+
+from protofed.errors import BadInput
+from protofed.evaluation.domains import Scores, evaluate
+from protofed.experiments import checkpoint
+from protofed.experiments.checkpoint import Checkpoint
+from protofed.experiments.folder import RunFolder
+from protofed.method import ClientId
+from protofed.networks import Model
+from protofed.runtimes.federation import Federation, State
+
+Summary = Literal["last_five", "last", "best"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of rounds.jsonl."""
+
+    round: int
+    """Counted from 1."""
+    participants: int
+    failures: Mapping[ClientId, str]
+    """The reason for each client that was left out."""
+    judged: str | None = None
+    domains: Mapping[str, float] = field(default_factory=dict)
+    """Accuracy on each domain; empty if this round was not evaluated."""
+    average: float | None = None
+    own_domain: float | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the time went."""
+
+    @property
+    def is_evaluated(self) -> bool:
+        return self.average is not None
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives: the metrics of every round, and the final state of the federation."""
+
+    federation: Federation
+    state: State
+    rounds: tuple[Round, ...]
+
+    @property
+    def server(self) -> Any:
+        return self.state.server
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.rounds) == self.federation.training.rounds
+
+    def model_for(self, client: ClientId) -> Model:
+        """The model that this client would use now, in evaluation mode."""
+        federation, method = self.federation, self.federation.method
+        if client not in federation.ids:
+            raise BadInput(f"no client {client!r}; the clients are {', '.join(federation.ids)}")
+        message = method.message_for(self.state.server, client)
+        memory = federation.memory_of(self.state, client, message)
+        return federation.networks_of(client).model(method.local_weights(message, memory))
+
+    def accuracy(self, summary: Summary = "last_five") -> dict[str, float]:
+        """Accuracy per domain and `average`, summed up over rounds."""
+        return summarised(self.rounds, summary)
+
+
+class Observer(Protocol):
+    """Is told how a run goes."""
+
+    def begin(self, federation: Federation, done: int) -> None: ...
+
+    def client(self, client: ClientId) -> None: ...
+
+    def round(self, result: Round) -> None: ...
+
+
+class Silent:
+    def begin(self, federation: Federation, done: int) -> None:
+        pass
+
+    def client(self, client: ClientId) -> None:
+        pass
+
+    def round(self, result: Round) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that decides a run's outcome."""
+
+    federation: Federation
+    evaluate_every: int = 1
+    threads: int = 1
+    config: str = ""
+    """The resolved configuration, as written into the folder."""
+    identity: str = "unnamed"
+    """The hash of the resolved configuration."""
+
+
+def execute(
+    experiment: Experiment,
+    folder: RunFolder | None = None,
+    *,
+    resume: bool = False,
+    observer: Observer | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Runs to the end, or to the end of the round in which `should_stop` becomes true."""
+    with _threads(experiment.threads), folder.locked() if folder else contextlib.nullcontext():
+        return _Run(experiment, folder, observer or Silent()).go(resume, should_stop)
+
+
+class _Run:
+    def __init__(self, experiment: Experiment, folder: RunFolder | None, observer: Observer) -> None:
+        self.experiment = experiment
+        self.federation = replace(experiment.federation, on_client=observer.client)
+        self.folder = folder
+        self.observer = observer
+        self.rounds: list[Round] = []
+
+    def go(self, resume: bool, should_stop: Callable[[], bool]) -> Result:
+        state = self._first_state(resume)
+        self.observer.begin(self.federation, state.round)
+        total = self.federation.training.rounds
+        while state.round < total and not should_stop():
+            state = self._one_round(state)
+        if state.round == total:
+            state = self.federation.finish(state)
+            if self.folder:
+                self.folder.end()
+        return Result(self.federation, state, tuple(self.rounds))
+
+    def _first_state(self, resume: bool) -> State:
+        saved = self._saved(resume)
+        if saved is not None:
+            self.rounds = parsed(saved.rounds)
+            assert self.folder
+            self.folder.write_rounds(saved.rounds)
+            return saved.state
+        if self.folder:
+            self.folder.begin(self.experiment.config)
+        state = self.federation.start()
+        self._save(state)
+        return state
+
+    def _saved(self, resume: bool) -> Checkpoint | None:
+        folder = self.folder
+        if folder is None:
+            return None
+        if folder.rounds_saved and not resume:
+            raise BadInput(
+                f"{folder.path} holds a run with {folder.rounds_saved} rounds done: "
+                "continue it with --resume, or choose another folder with --out"
+            )
+        return checkpoint.load(folder.checkpoints, self.federation, self.experiment.identity)
+
+    def _one_round(self, state: State) -> State:
+        clock = _Clock()
+        participants = len(self.federation.sampled(state.round))
+        state = self.federation.advance(state)
+        clock.lap("train")
+        result = Round(state.round, participants, {f.client: str(f.reason) for f in state.failures})
+        every, total = self.experiment.evaluate_every, self.federation.training.rounds
+        if state.round % every == 0 or state.round == total:
+            result = _with_scores(result, evaluate(self.federation, state))
+            clock.lap("evaluate")
+        result = replace(result, seconds=clock.laps)
+        self.rounds.append(result)
+        self._save(state)
+        self.observer.round(result)
+        return state
+
+    def _save(self, state: State) -> None:
+        if self.folder is None:
+            return
+        lines = "".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in self.rounds)
+        checkpoint.save(self.folder.checkpoints, Checkpoint(state, lines), self.experiment.identity)
+        self.folder.write_rounds(lines)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name] = round(now - self._last, 6)
+        self._last = now
+
+
+def parsed(lines: str) -> list[Round]:
+    return [Round(**json.loads(line)) for line in lines.splitlines()]
+
+
+def summarised(rounds: Sequence[Round], summary: Summary) -> dict[str, float]:
+    """Accuracy per domain and their mean as `average`: over the last five evaluated rounds, in the last, or in the
+    best by `average`."""
+    evaluated = [r for r in rounds if r.is_evaluated]
+    if not evaluated:
+        raise BadInput("no round was evaluated yet")
+    match summary:
+        case "last_five":
+            chosen = evaluated[-5:]
+        case "last":
+            chosen = evaluated[-1:]
+        case "best":
+            chosen = [max(evaluated, key=lambda r: r.average or 0.0)]
+    values = {domain: fmean(r.domains[domain] for r in chosen) for domain in chosen[0].domains}
+    return {**values, "average": fmean(values.values())}
+
+
+def _with_scores(result: Round, scores: Scores) -> Round:
+    return replace(
+        result,
+        judged=scores.judged,
+        domains=dict(scores.domains),
+        average=scores.average,
+        own_domain=scores.own_domain,
+    )
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Pins torch's threads: their number changes how sums are split, and so the last bits of a result."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,149 @@
+"""Records are immutable trees with names, and their mean does not depend on the order of arrival."""
+
+from dataclasses import FrozenInstanceError
+
+import numpy as np
+import pytest
+import torch
+from doubles import bits
+from torch import Tensor
+
+from protofed import tree
+from protofed.tree import Mean, Nothing, Params, record
+
+
+@record
+class Inner:
+    count: Tensor
+    parts: list[Tensor]
+
+
+@record
+class Outer:
+    params: Params
+    inner: Inner
+    pair: tuple[Tensor, Tensor]
+
+
+def outer() -> Outer:
+    a, b, c, d, e, f = (torch.tensor(float(i)) for i in range(6))
+    return Outer({"net.0.weight": a, "net.0.bias": b}, Inner(c, [d]), (e, f))
+
+
+PATHS = ["params/net.0.weight", "params/net.0.bias", "inner/count", "inner/parts/0", "pair/0", "pair/1"]
+
+
+def test_a_record_is_immutable() -> None:
+    with pytest.raises(FrozenInstanceError):
+        outer().inner.count = torch.tensor(1.0)  # type: ignore[misc]
+
+
+def test_leaves_are_named_by_their_path_in_the_order_of_the_tree() -> None:
+    named = tree.named_leaves(outer())
+    assert list(named) == PATHS
+    assert [leaf.item() for leaf in named.values()] == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_record_of_nothing_has_no_leaves() -> None:
+    assert tree.named_leaves(Nothing()) == {}
+    assert tree.leaves(Nothing()) == []
+
+
+def test_a_slash_in_a_name_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'a/b' cannot name a leaf"):
+        tree.named_leaves({"a/b": torch.zeros(1)})
+
+
+def test_two_leaves_of_one_name_are_refused() -> None:
+    """Else one of them would silently not be sent."""
+    with pytest.raises(ValueError, match="1"):
+        tree.named_leaves({"1": torch.zeros(1), 1: torch.ones(1)})
+
+
+def test_map_keeps_the_structure_and_reads_the_others_by_name() -> None:
+    mapped = tree.map(lambda a, b: 10 * a + b, outer(), outer())
+    assert isinstance(mapped, Outer)
+    assert isinstance(mapped.inner, Inner)
+    assert [leaf.item() for leaf in tree.leaves(mapped)] == [0, 11, 22, 33, 44, 55]
+    a, b = torch.tensor(1.0), torch.tensor(2.0)
+    difference = tree.map(lambda x, y: x - y, {"a": a, "b": b}, {"b": b, "a": a})
+    assert [leaf.item() for leaf in difference.values()] == [0, 0]
+
+
+def test_with_leaves_undoes_leaves() -> None:
+    assert bits(tree.with_leaves(outer(), tree.leaves(outer()))) == bits(outer())
+    rebuilt = tree.with_leaves(outer(), [torch.tensor(-float(i)) for i in range(6)])
+    assert rebuilt.params["net.0.bias"] == -1
+    assert rebuilt.pair[1] == -5
+
+
+def test_squared_distance_by_hand() -> None:
+    a = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0]])}
+    b = {"b": torch.tensor([[5.0]]), "w": torch.tensor([0.0, 4.0]), "more": torch.tensor([9.0])}
+    assert tree.squared_distance(a, b) == 1 + 4 + 4
+
+
+def test_select_takes_the_named_entries() -> None:
+    params = {name: torch.tensor(0) for name in "abc"}
+    assert list(tree.select(params, ["c", "a"])) == ["c", "a"]
+
+
+def twenty_clients() -> tuple[list[Params], list[int]]:
+    random = np.random.default_rng(0)
+    trees = [{"w": torch.from_numpy(random.standard_normal(1000).astype(np.float32))} for _ in range(20)]
+    return trees, random.integers(1, 500, 20).tolist()
+
+
+def mean_in(order: list[int], trees: list[Params], weights: list[int]) -> Params:
+    mean = Mean()
+    for i in order:
+        mean.add(trees[i], weights[i])
+    value: Params = mean.value()
+    return value
+
+
+def test_mean_is_the_weighted_mean_of_float64_in_the_dtype_of_the_leaves() -> None:
+    trees, weights = twenty_clients()
+    mean = mean_in(list(range(20)), trees, weights)["w"]
+    reference = np.average([t["w"].numpy().astype(np.float64) for t in trees], axis=0, weights=weights)
+    assert mean.dtype == torch.float32
+    assert np.array_equal(mean.numpy(), reference.astype(np.float32))
+
+
+def test_the_order_of_arrival_does_not_change_a_bit_of_the_mean() -> None:
+    trees, weights = twenty_clients()
+    random = np.random.default_rng(1)
+    orders = [random.permutation(20).tolist() for _ in range(50)]
+    assert len({mean_in(order, trees, weights)["w"].numpy().tobytes() for order in orders}) == 1
+    naive = {sum(trees[i]["w"] * weights[i] for i in order).numpy().tobytes() for order in orders}
+    assert len(naive) > 1  # the same sums in float32 do depend on it, so the test could fail
+
+
+def test_the_order_of_the_names_does_not_change_the_mean() -> None:
+    mean = Mean()
+    mean.add({"a": torch.tensor(1.0), "b": torch.tensor(10.0)})
+    mean.add({"b": torch.tensor(10.0), "a": torch.tensor(1.0)})
+    assert mean.value() == {"a": torch.tensor(1.0), "b": torch.tensor(10.0)}
+
+
+def test_mean_leaves_what_it_adds_alone() -> None:
+    trees, weights = twenty_clients()
+    before = bits(trees)
+    mean_in(list(range(20)), trees, weights)
+    assert bits(trees) == before
+
+
+def test_trees_of_different_structure_have_no_mean() -> None:
+    mean = Mean()
+    mean.add({"a": torch.zeros(1)})
+    with pytest.raises(ValueError, match="zip"):
+        mean.add({"a": torch.zeros(1), "b": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("weights", [[], [0.0], [0.0, 0.0]])
+def test_a_mean_without_weight_is_an_error(weights: list[float]) -> None:
+    mean = Mean()
+    for weight in weights:
+        mean.add({"a": torch.zeros(1)}, weight)
+    with pytest.raises(ValueError, match="the mean of nothing"):
+        mean.value()
