@@ -1,0 +1,234 @@
+"""The command `protofed`. Exit codes: 0 done, 2 bad input, 3 run failed, 130 stopped."""
+
+import contextlib
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.table import Table
+
+from protofed.errors import BadInput, RunFailed
+from protofed.experiments import config as configuration
+from protofed.experiments.describe import about, settings_of
+from protofed.experiments.folder import RunFolder
+from protofed.experiments.run import Round, execute, parsed, summarised
+from protofed.experiments.sections import nearest
+from protofed.experiments.sweep import folder_of, sweep
+from protofed.methods import METHODS
+from protofed.reports import demo as demonstration
+from protofed.reports import progress
+from protofed.tasks import TASKS
+
+T = TypeVar("T")
+
+BAD_INPUT, RUN_FAILED, STOPPED = 2, 3, 130
+
+app = typer.Typer(
+    help="Federated learning with prototypes.",
+    epilog="Exit codes: 0 done, 2 bad input, 3 run failed, 130 stopped.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+err = Console(stderr=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+OutDir = Annotated[Path, typer.Option("--out", help="Where run folders go.")]
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(help="A TOML file.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, overriding the file.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Overrides training.seed.")] = None,
+    out_dir: OutDir = Path("results"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue where the run was stopped.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run an experiment; its folder is named by the hash of its configuration."""
+    overrides = [*(set_ or []), *([f"training.seed={seed}"] if seed is not None else [])]
+    config = configuration.load(experiment, overrides)
+    folder = folder_of(config, out_dir)
+    if not folder.is_done:
+        advice = f"resume with the same command and --resume ({folder.path})"
+        with _stop_signal(advice) as should_stop, progress.observer(err if as_json else out) as observer:
+            result = execute(config.experiment(), folder, resume=resume, observer=observer, should_stop=should_stop)
+        if not result.is_complete:
+            raise typer.Exit(STOPPED)
+    _show(folder, as_json)
+
+
+@app.command()
+def show(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")], as_json: AsJson = False
+) -> None:
+    """Show how a run went, finished or not."""
+    folder = RunFolder(run_folder)
+    if not (folder.path / "config.toml").exists():
+        raise BadInput(f"{run_folder} is not a run's folder: it has no config.toml")
+    _show(folder, as_json)
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = None, as_json: AsJson = False) -> None:
+    """List the methods, or describe one with its hyper-parameters."""
+    if name is None:
+        _list(METHODS, "method", as_json)
+        return
+    cls = _known(METHODS, name, "method")
+    settings = settings_of(cls)
+    if as_json:
+        _print_json({"name": name, "about": about(cls), "settings": [asdict(setting) for setting in settings]})
+        return
+    out.print(about(cls), highlight=False, markup=False)
+    if settings:
+        out.print("\nSettings:", highlight=False)
+    for setting in settings:
+        out.print(f"{setting.name} = {json.dumps(setting.default)}  ({setting.kind})", highlight=False, markup=False)
+        out.print(f"    {setting.meaning}", highlight=False, markup=False)
+
+
+@app.command()
+def tasks(name: Annotated[str | None, typer.Argument(help="One task.")] = None, as_json: AsJson = False) -> None:
+    """List the tasks, or describe one with its clients."""
+    if name is None:
+        _list(TASKS, "task", as_json)
+        return
+    cls = _known(TASKS, name, "task")
+    task = cls().build()
+    tests = {domain: len(data) for domain, data in task.tests.items()}
+    clients = {c: {"domain": task.domain_of.get(c), "examples": len(d)} for c, d in task.clients.items()}
+    if as_json:
+        facts = {"name": name, "about": about(cls), "classes": task.num_classes, "tests": tests, "clients": clients}
+        _print_json(facts)
+        return
+    out.print(f"{name}: {about(cls)}\n", highlight=False, markup=False)
+    table = Table("client", "domain", "training examples", "test examples of the domain")
+    for client, own in clients.items():
+        table.add_row(client, str(own["domain"]), str(own["examples"]), str(tests.get(str(own["domain"]), "–")))
+    out.print(table)
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 30,
+    out_dir: OutDir = Path("results/demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare four methods on minidigits with three seeds: a table and a picture, in a few minutes."""
+    configs = demonstration.configs(rounds)
+    console = err if as_json else out
+    total = len(configs) * rounds
+    console.print(f"{len(configs)} runs of {rounds} rounds: {', '.join(demonstration.METHODS)}", highlight=False)
+    with _stop_signal("run the same command again to continue") as should_stop, progress.bar(console) as bar:
+        line = bar.add_task("rounds of all runs", total=total)
+        runs = sweep(configs, out_dir, progress=lambda done: bar.update(line, completed=done), should_stop=should_stop)
+    if sum(map(len, runs)) < total:
+        raise typer.Exit(STOPPED)
+    made = demonstration.report(runs, out_dir)
+    if as_json:
+        _print_json([{"method": row.method, "seeds": list(row.seeds)} for row in made.comparison.rows])
+        return
+    out.print(made.comparison.rich(demonstration.TITLE))
+    out.print(f"table   {made.table}\npicture {made.figure}", highlight=False, soft_wrap=True)
+
+
+def main() -> None:
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=err, show_path=False)]
+    )
+    try:
+        app()
+    except BadInput as error:
+        _fail(error, BAD_INPUT)
+    except RunFailed as error:
+        _fail(error, RUN_FAILED)
+
+
+def _fail(error: Exception, code: int) -> None:
+    err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _stop_signal(advice: str) -> Iterator[Callable[[], bool]]:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the round; the second stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, frame: Any) -> None:
+        asked.append(number)
+        err.print(f"stopping after this round; {advice}", style="yellow", markup=False, soft_wrap=True)
+        for known in before:
+            signal.signal(known, signal.SIG_DFL)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(folder: RunFolder, as_json: bool) -> None:
+    rounds = parsed(folder.read_rounds())
+    evaluated = [r for r in rounds if r.is_evaluated]
+    summary = summarised(rounds, "last_five") if evaluated else {}
+    if as_json:
+        rows = [asdict(r) for r in rounds]
+        _print_json({"folder": str(folder.path), "done": folder.is_done, "accuracy": summary, "rounds": rows})
+        return
+    state = "done" if folder.is_done else f"not finished: {len(rounds)} rounds so far"
+    out.print(f"{folder.path}: {state}", highlight=False, soft_wrap=True)
+    if evaluated:
+        out.print(_rounds_table(evaluated, summary))
+    failures = sum(len(r.failures) for r in rounds)
+    if failures:
+        out.print(f"{failures} replies were left out; rounds.jsonl says which and why", style="yellow")
+
+
+def _rounds_table(rounds: list[Round], summary: Mapping[str, float]) -> Table:
+    """About ten rounds, and the mean of the last five."""
+    table = Table(title=f"accuracy, % ({rounds[-1].judged})", title_justify="left")
+    for name in ("round", *rounds[-1].domains, "average"):
+        table.add_column(name, justify="right")
+    step = max(1, len(rounds) // 10)
+    for r in rounds[-1::-step][::-1]:
+        table.add_row(str(r.round), *(f"{100 * v:.1f}" for v in (*r.domains.values(), r.average or 0.0)))
+    table.add_section()
+    table.add_row("last five", *(f"{100 * v:.1f}" for v in summary.values()), style="bold")
+    return table
+
+
+def _list(registry: Mapping[str, type], kind: str, as_json: bool) -> None:
+    lines = {key: about(cls).split("\n\n")[0] for key, cls in registry.items()}
+    if as_json:
+        _print_json(lines)
+        return
+    table = Table(kind, "what it is")
+    for key, text in lines.items():
+        table.add_row(key, text)
+    out.print(table)
+
+
+def _known(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
+    if name not in registry:
+        raise BadInput(f"{kind} {name!r} is unknown{nearest(name, registry)}")
+    return registry[name]
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Many runs at once, each in a process of its own and in a folder of its own."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+from protofed.experiments.config import Config
+from protofed.experiments.folder import RunFolder
+from protofed.experiments.run import Round, execute, parsed
+
+POLL_SECONDS = 0.3
+
+
+def folder_of(config: Config, out: Path) -> RunFolder:
+    return RunFolder(out / config.identity)
+
+
+def sweep(
+    configs: Sequence[Config],
+    out: Path,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] = lambda rounds: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> list[list[Round]]:
+    """The rounds of every run. Runs that are done are not done again; unfinished ones are resumed.
+
+    `progress` is told how many rounds are done in all. Once `should_stop` is true, every run stops after its round. A
+    run that fails stops the others in the same way, and then its error is raised.
+    """
+    folders = [folder_of(config, out) for config in configs]
+    waiting = [config for config, folder in zip(configs, folders, strict=True) if not folder.is_done]
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop,)) as pool:
+        runs = [pool.submit(_one, config, out) for config in waiting]
+        pending = set(runs)
+        while pending:
+            done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+            progress(sum(folder.rounds_saved for folder in folders))
+            if should_stop() or any(run.exception() for run in done):
+                stop.set()
+    for run in runs:
+        run.result()
+    progress(sum(folder.rounds_saved for folder in folders))
+    return [parsed(folder.read_rounds()) for folder in folders]
+
+
+_stop: Event | None = None
+
+
+def _prepare(stop: Event) -> None:
+    """In a new process: Ctrl-C is for the parent, which passes it on."""
+    global _stop
+    _stop = stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _one(config: Config, out: Path) -> None:
+    assert _stop
+    if not _stop.is_set():
+        execute(config.experiment(), folder_of(config, out), resume=True, should_stop=_stop.is_set)

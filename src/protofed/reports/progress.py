@@ -1,0 +1,105 @@
+"""How a run goes, while it goes: a live bar on a terminal, plain lines elsewhere."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from protofed.experiments.run import Round
+from protofed.method import ClientId
+from protofed.runtimes.federation import Federation
+
+
+def bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def scores(result: Round) -> str:
+    """Accuracies in one line, as percent."""
+    if result.average is None:
+        return ""
+    domains = "  ".join(f"{domain} {100 * value:.1f}" for domain, value in result.domains.items())
+    return f"{domains}  average {100 * result.average:.1f}"
+
+
+def line(result: Round, total: int) -> str:
+    left_out = f"  left out: {', '.join(f'{c} ({why})' for c, why in result.failures.items())}" * bool(result.failures)
+    return f"round {result.round}/{total}  {scores(result)}{left_out}  {sum(result.seconds.values()):.1f} s"
+
+
+class Plain:
+    """One line per round."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._total = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        pass
+
+    def begin(self, federation: Federation, done: int) -> None:
+        self._total = federation.training.rounds
+        if done:
+            self._console.print(f"resuming after round {done}", highlight=False)
+
+    def client(self, client: ClientId) -> None:
+        pass
+
+    def round(self, result: Round) -> None:
+        self._console.print(line(result, self._total), highlight=False, soft_wrap=True, markup=False)
+
+
+class Live:
+    """Bars for rounds and for the clients of the round, and the accuracy so far."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = bar(console)
+        self._rounds = self._progress.add_task("rounds", total=None)
+        self._clients = self._progress.add_task("clients", total=None)
+        self._federation: Federation | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def begin(self, federation: Federation, done: int) -> None:
+        self._federation = federation
+        self._progress.update(self._rounds, total=federation.training.rounds, completed=done)
+        self._expect_clients(done)
+
+    def client(self, client: ClientId) -> None:
+        self._progress.update(self._clients, advance=1, description=f"clients  {client}")
+
+    def round(self, result: Round) -> None:
+        self._progress.update(self._rounds, advance=1, description=f"rounds  {scores(result)}")
+        if result.failures:
+            self._progress.console.print(line(result, self._total), style="yellow", markup=False)
+        self._expect_clients(result.round)
+
+    @property
+    def _total(self) -> int:
+        return self._federation.training.rounds if self._federation else 0
+
+    def _expect_clients(self, done: int) -> None:
+        if self._federation and done < self._total:
+            expected = len(self._federation.sampled(done))
+            self._progress.update(self._clients, total=expected, completed=0, description="clients")
+
+
+def observer(console: Console) -> Live | Plain:
+    return Live(console) if console.is_terminal else Plain(console)

@@ -1,0 +1,146 @@
+"""Every method does what every method must, and the suite that says so can fail."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from methods.conformance import CHECKS
+from torch import Tensor
+
+from protofed import tree
+from protofed.method import Central, Local, Method, Reply, Uploads
+from protofed.methods import METHODS
+from protofed.methods.families import Weights, WeightUpload
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedrep import FedRep, OwnHead
+from protofed.tree import Params, record
+
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("fpl", {"finch_level": "first"}),
+    ("fpl", {"consistency_reduction": "sum"}),
+    ("fpl", {"prototype_mode": "recomputed"}),
+    ("fpl", {"contrast_with": "global", "consistent_with": "global"}),
+    ("fpl", {"contrast": False}),
+    ("fpl", {"consistency": False}),
+    ("fpl", {"contrast": False, "consistency": False}),
+    ("fedproto", {"inference": "nearest_prototype"}),
+    ("fedproto", {"prototype_mode": "recomputed"}),
+    ("fedproto_avg", {"prototype_mode": "recomputed"}),
+    ("moon", {"contrast_weight": 5.0}),
+]
+"""Settings that take another path through a method than its defaults do."""
+
+every_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+
+
+def complaint(name: str, check: Callable[[Method], None], **settings: Any) -> str | None:
+    """What the check has against the method, or None. The one way in which a method is put to a check."""
+    try:
+        check(METHODS[name](**settings))
+    except AssertionError as error:
+        return f"{name} {settings or ''}: {error}"
+    return None
+
+
+@every_check
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_conforms(name: str, check: Callable[[Method], None]) -> None:
+    assert complaint(name, check) is None
+
+
+@every_check
+@pytest.mark.parametrize(
+    ("name", "settings"), SETTINGS, ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value))
+)
+def test_settings_that_take_another_path_conform(
+    name: str, settings: dict[str, Any], check: Callable[[Method], None]
+) -> None:
+    assert complaint(name, check, **settings) is None
+
+
+# ---- the proof that the suite can fail
+
+
+@record
+class LeakyUpload:
+    params: Params
+    num_examples: Tensor
+    statistics: Tensor
+
+
+def _statistics(params: Params) -> Tensor:
+    """Innocent numbers, with the head among them."""
+    norms = torch.stack([leaf.norm() for leaf in params.values()])
+    return torch.cat([norms, params["classifier.weight"].flatten(), norms.square()])
+
+
+@dataclass(frozen=True)
+class LeakyFedRep(FedRep):
+    """Sends its head, where nobody would look for it, and declares that it does."""
+
+    head_epochs: int = 2  # quick
+
+    def upload_like(self, server: Weights, central: Central) -> Any:
+        return LeakyUpload(server.params, torch.tensor(0), _statistics(central.initial_params()))
+
+    async def train(self, local: Local, message: Weights, memory: OwnHead) -> Reply[Any, OwnHead]:
+        reply = await super().train(local, message, memory)
+        statistics = _statistics(self.local_weights(message, reply.memory))
+        return Reply(LeakyUpload(reply.upload.params, reply.upload.num_examples, statistics), reply.memory)
+
+
+@dataclass(frozen=True)
+class UnseededFedAvg(FedAvg):
+    """Draws from torch's global generator."""
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        mean = super().aggregate(server, uploads, central)
+        return tree.map(lambda leaf: leaf + 1e-3 * torch.randn(leaf.shape).abs(), mean)
+
+
+@dataclass(frozen=True)
+class OrderedFedAvg(FedAvg):
+    """Takes the mean of the mean so far and the next upload, so that the last counts half."""
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        mean: Params | None = None
+        for _, upload in uploads:
+            own = upload.params
+            mean = own if mean is None else tree.map(lambda a, b: (a + b) / 2, mean, own)
+        return Weights(mean)
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name, kind in (("leaky", LeakyFedRep), ("unseeded", UnseededFedAvg), ("ordered", OrderedFedAvg)):
+        monkeypatch.setitem(METHODS, name, kind)
+    return
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("name", "caught_by"),
+    [
+        ("leaky", {"check_nothing_private_is_uploaded"}),
+        (
+            "unseeded",
+            {
+                "check_same_seed_same_result",
+                "check_runtimes_agree",
+                "check_order_of_the_task",
+                "check_order_of_uploads",
+                "check_records_survive_the_wire",
+                "check_resuming_changes_nothing",
+                "check_a_client_may_fail",
+            },
+        ),
+        ("ordered", {"check_order_of_uploads"}),
+        ("fedrep", set()),
+        ("fedavg", set()),
+    ],
+)
+def test_the_checks_catch_what_is_broken_and_nothing_else(name: str, caught_by: set[str]) -> None:
+    complaints = {check.__name__: complaint(name, check) for check in CHECKS}
+    assert {check for check, found in complaints.items() if found} == caught_by, complaints

@@ -1,0 +1,128 @@
+"""Class means by hand, and those of a client that trains."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from doubles import CLASSES, FEATURES, bits
+from torch import Tensor
+
+from protofed.data import batch_at, training_plan
+from protofed.method import Reply, Task
+from protofed.methods.families import PrototypeUpload
+from protofed.methods.fedproto_avg import FedProtoAvg
+from protofed.networks import Networks, without
+from protofed.optim import Sgd
+from protofed.prototypes.class_means import (
+    RECORDED,
+    PrototypeMode,
+    Prototypes,
+    Recorder,
+    class_sums,
+    cleared,
+    mean_over_owners,
+    no_prototypes,
+    recorded,
+    with_recorder,
+)
+from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.jobs import Job
+from protofed.seeds import derive_seed
+
+Z = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 20.0], [7.0, 7.0]])
+Y = torch.tensor([0, 0, 2, 2])
+WEIGHT = torch.tensor([1.0, 1.0, 1.0, 0.0])
+
+
+def test_sums_and_means_by_hand() -> None:
+    sums = class_sums(Z, Y, WEIGHT, 4)
+    assert sums.total.tolist() == [[4, 6], [0, 0], [10, 20], [0, 0]]
+    assert sums.count.tolist() == [2, 0, 1, 0]
+    prototypes = sums.prototypes()
+    assert prototypes.mean.tolist() == [[2, 3], [0, 0], [10, 20], [0, 0]]
+    assert prototypes.is_known.tolist() == [True, False, True, False]
+    assert not no_prototypes(4, 2).is_known.any()
+
+
+def test_a_recorder_adds_up_the_rows_that_count_and_gets_no_gradient() -> None:
+    recorder, z = Recorder(4, 2), Z.clone().requires_grad_()
+    for weight in (WEIGHT, torch.zeros(4), WEIGHT):
+        assert recorder(z, Y, weight) is z
+    assert recorder.total.tolist() == [[8, 12], [0, 0], [20, 40], [0, 0]]
+    assert recorder.count.tolist() == [4, 0, 2, 0]
+    assert not recorder.total.requires_grad
+
+
+def test_a_recorder_is_there_for_running_means_only_and_changes_no_weights(tiny_task: Task) -> None:
+    plain = Networks(lambda: tiny_task.model("c00"))
+    recomputed = Networks(lambda: with_recorder(tiny_task, tiny_task.model("c00"), "recomputed"))
+    running = Networks(lambda: with_recorder(tiny_task, tiny_task.model("c00"), "running"))
+    assert recomputed.parts == plain.parts
+    assert running.parts == (*plain.parts, "recorder")
+    assert running.trainable == plain.trainable
+    assert running.initial_buffers["recorder.total"].shape == (CLASSES, FEATURES)
+    assert bits(without(running.init(3), RECORDED)) == bits(plain.init(3))
+
+
+def test_clearing_empties_the_recorder_and_nothing_else(tiny_task: Task) -> None:
+    networks = Networks(lambda: with_recorder(tiny_task, tiny_task.model("c00"), "running"))
+    used = {name: leaf + 1 for name, leaf in networks.init(0).items()}
+    params = cleared(used, networks)
+    assert not recorded(params).count.any()
+    assert not recorded(params).mean.any()
+    assert bits(without(params, RECORDED)) == bits(without(used, RECORDED))
+    plain = Networks(lambda: tiny_task.model("c00"))
+    assert bits(cleared(plain.init(0), plain)) == bits(plain.init(0))
+
+
+def by_class(z: Tensor, y: Tensor) -> Prototypes:
+    rows = [z[y == c].double() for c in range(CLASSES)]
+    means = torch.stack([r.mean(0) if len(r) else torch.zeros(FEATURES) for r in rows])
+    return Prototypes(means.float(), torch.tensor([float(len(r)) for r in rows]))
+
+
+@pytest.mark.parametrize("mode", ["running", "recomputed"])
+def test_prototypes_of_a_client(tiny_task: Task, mode: PrototypeMode) -> None:
+    """With a learning rate of 0 the weights stay, so the features of both modes can be had directly."""
+    training = Training(epochs=3, batch_size=4, optimizer=Sgd(lr=0.0), seed=5)
+    federation = Federation(FedProtoAvg(prototype_mode=mode), tiny_task, training)
+    message, local = federation.start().server, federation.local("c01", 0)
+    assert len(local.data) % 4  # so that there is filler, which must not count
+    ((_, reply),) = federation.runtime.run([Job("c01", federation.method.train, local, message, None)])
+    assert isinstance(reply, Reply)
+    upload: PrototypeUpload = reply.upload
+
+    if mode == "recomputed":  # evaluation mode, with the statistics that training left
+        model = local.networks.model(upload.params)
+        expected = by_class(model.features(local.data.x[local.data.index]), local.data.labels)
+    else:  # training mode, over the rows of the last epoch
+        draws = torch.Generator().manual_seed(derive_seed(5, "fit", "c01", 0, 0))
+        plan = training_plan(local.data, 4, 3, local.transform, draws)
+        z, y = [], []
+        for step in plan.is_last_epoch.nonzero()[:, 0].tolist():
+            batch = batch_at(local.data, plan, step, local.transform)
+            model = local.networks.model(local.networks.init(derive_seed(5, "weights")), training=True)
+            z.append(model.features(batch.x)[batch.weight > 0])
+            y.append(batch.y[batch.weight > 0])
+        expected = by_class(torch.cat(z), torch.cat(y))
+    torch.testing.assert_close(upload.prototypes.mean, expected.mean.detach(), atol=1e-6, rtol=1e-5)
+    assert upload.prototypes.count.tolist() == expected.count.tolist()
+    assert upload.prototypes.count[1] == 0  # c01 lacks class 1
+    assert not any(name.startswith("recorder") for name in upload.params)
+
+
+def test_the_mean_over_owners_by_hand() -> None:
+    one = Prototypes(torch.tensor([[1.0], [5.0], [0.0]]), torch.tensor([10.0, 2.0, 0.0]))
+    two = Prototypes(torch.tensor([[4.0], [77.0], [0.0]]), torch.tensor([1.0, 0.0, 0.0]))
+    previous = Prototypes(torch.tensor([[9.0], [9.0], [9.0]]), torch.tensor([3.0, 3.0, 3.0]))
+    mean = mean_over_owners(iter([one, two]), previous)
+    assert mean.mean.tolist() == [[2.5], [5.0], [9.0]]  # unweighted; the last class is nobody's, and stays
+    assert mean.count.tolist() == [11, 2, 3]
+    assert mean.mean.dtype == mean.count.dtype == torch.float32
+    assert bits(mean_over_owners([], previous)) == bits(previous)
+    assert bits(mean_over_owners([two, one], previous)) == bits(mean)
+
+
+def test_owners_are_those_with_a_count_above_zero() -> None:
+    absent = replace(no_prototypes(2, 1), mean=torch.tensor([[8.0], [8.0]]))
+    assert mean_over_owners([absent], no_prototypes(2, 1)).mean.tolist() == [[0], [0]]

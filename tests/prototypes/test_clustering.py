@@ -1,0 +1,144 @@
+"""FINCH against its definition, written as slowly and plainly as possible."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from protofed.prototypes import clustering
+from protofed.prototypes.clustering import cluster_means, finch, first_neighbours, linked
+
+Points = NDArray[np.float64]
+Partition = set[frozenset[int]]
+
+
+def cases(count: int = 200) -> Iterator[Tensor]:
+    """Clouds of 1 to 60 points, some in clumps, in 2 to 9 dimensions."""
+    random = np.random.default_rng(0)
+    for case in range(count):
+        n, dim = 1 + case % 60, int(random.integers(2, 10))
+        clumps = random.standard_normal((int(random.integers(1, 9)), dim))
+        noise = random.choice([0.05, 0.5, 3.0])
+        points = clumps[random.integers(0, len(clumps), n)] + noise * random.standard_normal((n, dim))
+        yield torch.from_numpy(points.astype(np.float32))
+
+
+def partition(labels: Tensor) -> Partition:
+    return {frozenset((labels == label).nonzero()[:, 0].tolist()) for label in labels.unique()}
+
+
+def slow_neighbours(points: Points) -> list[int]:
+    """v_m: the other point of highest cosine similarity."""
+    found = []
+    for m, p in enumerate(points):
+        cosines = [-np.inf if n == m else p @ q / np.linalg.norm(p) / np.linalg.norm(q) for n, q in enumerate(points)]
+        found.append(int(np.argmax(cosines)))
+    return found
+
+
+def slow_components(points: Points) -> NDArray[np.int64]:
+    """Components of the whole adjacency of Eq. (4) of the FPL paper, shared neighbours included."""
+    v, n = slow_neighbours(points), len(points)
+    adjacency = [[n_ == v[m] or m == v[n_] or v[m] == v[n_] for n_ in range(n)] for m in range(n)]
+    labels: NDArray[np.int64] = connected_components(np.array(adjacency), directed=False)[1]
+    return labels
+
+
+def slow_finch(points: Points) -> list[Partition]:
+    """Joins clusters by the means of their original points until one is left, which only counts if it comes first."""
+    if len(points) == 1:
+        return [{frozenset([0])}]
+    clusters = [[i] for i in range(len(points))]
+    levels: list[list[list[int]]] = []
+    while len(clusters) > 1:
+        means = np.stack([np.mean([points[i] for i in cluster], axis=0) for cluster in clusters])
+        joined: dict[int, list[int]] = {}
+        for cluster, label in zip(clusters, slow_components(means), strict=True):
+            joined.setdefault(int(label), []).extend(cluster)
+        clusters = list(joined.values())
+        levels.append(clusters)
+    if len(levels) > 1:
+        levels.pop()
+    return [{frozenset(cluster) for cluster in level} for level in levels]
+
+
+def test_links_to_first_neighbours_join_what_the_whole_adjacency_joins() -> None:
+    for points in cases():
+        if len(points) > 1:
+            whole = torch.from_numpy(slow_components(points.double().numpy()))
+            assert partition(linked(first_neighbours(points))) == partition(whole)
+
+
+def test_every_level_equals_that_of_the_slow_reference() -> None:
+    depths = set()
+    for points in cases():
+        found = finch(points)
+        assert [partition(labels) for labels in found] == slow_finch(points.double().numpy())
+        depths.add(len(found))
+    assert {1, 2, 3} <= depths  # or the deeper levels would not have been tested
+
+
+def test_labels_count_from_zero_and_partitions_get_coarser() -> None:
+    for points in cases():
+        sizes = []
+        for labels in finch(points):
+            assert labels.dtype == torch.int64
+            assert labels.unique().tolist() == list(range(int(labels.max()) + 1))
+            sizes.append(int(labels.max()) + 1)
+        assert all(fine > coarse for fine, coarse in zip(sizes, sizes[1:], strict=False))
+        assert sizes[-1] > 1 or len(sizes) == 1
+
+
+def test_the_order_of_the_points_does_not_matter() -> None:
+    random = torch.Generator().manual_seed(0)
+    for points in cases(60):
+        order = torch.randperm(len(points), generator=random)
+        for labels, permuted in zip(finch(points), finch(points[order]), strict=True):
+            assert partition(labels[order]) == partition(permuted)
+
+
+def test_one_point_is_a_cluster_and_two_are_one() -> None:
+    assert [labels.tolist() for labels in finch(torch.ones(1, 3))] == [[0]]
+    assert [labels.tolist() for labels in finch(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))] == [[0, 0]]
+
+
+def test_two_directions_by_hand() -> None:
+    points = torch.tensor([[1.0, 0.0], [0.0, 1.0], [5.0, 0.1], [0.1, 9.0]])
+    assert [labels.tolist() for labels in finch(points)] == [[0, 1, 0, 1]]
+
+
+@pytest.mark.parametrize("n", range(2, 61))
+def test_equal_points_are_one_cluster(n: int) -> None:
+    points = torch.randn(1, 7, generator=torch.Generator().manual_seed(n)).expand(n, 7)
+    assert [labels.tolist() for labels in finch(points)] == [[0] * n]
+
+
+@pytest.mark.parametrize("zeros", [1, 2, 5])
+def test_vectors_of_zero_are_clustered_somewhere(zeros: int) -> None:
+    points = torch.cat([torch.zeros(zeros, 3), torch.eye(3)])
+    for labels in finch(points):
+        assert len(labels) == zeros + 3
+        assert min(len(cluster) for cluster in partition(labels)) > 1
+    assert finch(torch.zeros(4, 3))[0].tolist() == [0, 0, 0, 0]
+
+
+def test_neighbours_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [finch(points) for points in cases(60)]
+    monkeypatch.setattr(clustering, "ROWS", 7)
+    for levels, points in zip(whole, cases(60), strict=True):
+        assert [labels.tolist() for labels in finch(points)] == [labels.tolist() for labels in levels]
+
+
+def test_the_first_of_equal_neighbours_is_taken() -> None:
+    assert first_neighbours(torch.eye(3)).tolist() == [1, 0, 0]
+
+
+def test_cluster_means_by_hand() -> None:
+    points = torch.tensor([[1.0, 2.0], [3.0, 6.0], [10.0, 20.0]])
+    means = cluster_means(points, torch.tensor([1, 1, 0]))
+    assert means.dtype == torch.float64
+    assert means.tolist() == [[10, 20], [2, 4]]

@@ -1,0 +1,226 @@
+"""Networks compute what torch computes, at the weights that they are given and nowhere else."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import pytest
+import torch
+from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from protofed.networks import Networks, Parts, matching, without
+from protofed.tree import Params
+
+STATISTICS = ["features.1.running_mean", "features.1.running_var"]
+
+
+@pytest.fixture
+def networks() -> Networks:
+    return Networks(tiny_parts)
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(6, INPUTS, generator=torch.Generator().manual_seed(0))
+
+
+def cloned(params: Params) -> Params:
+    return {name: leaf.clone() for name, leaf in params.items()}
+
+
+def reference(parts: Parts, training: bool) -> nn.Module:
+    return nn.Sequential(OrderedDict(parts)).train(training)
+
+
+def test_weights_depend_on_the_seed_alone(networks: Networks) -> None:
+    assert bits(networks.init(1)) == bits(Networks(tiny_parts).init(1))
+    changed = [n for n, (*_, leaf) in bits(networks.init(1)).items() if leaf != bits(networks.init(2))[n][-1]]
+    assert changed == ["features.0.weight", "features.0.bias", "classifier.weight", "classifier.bias"]
+
+
+def test_fresh_weights_are_not_shared_between_calls(networks: Networks) -> None:
+    first = networks.init(1)
+    for leaf in first.values():
+        leaf.add_(1)
+    assert bits(networks.init(1)) != bits(first)
+
+
+def test_a_later_part_does_not_change_the_weights_of_the_earlier_ones(networks: Networks) -> None:
+    more = Networks(lambda: {**tiny_parts(), "head": nn.Linear(FEATURES, 2)})
+    assert bits(without(more.init(5), ("head.*",))) == bits(networks.init(5))
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    before = torch.random.get_rng_state()
+    Networks(tiny_parts).init(3)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_computes_what_torch_computes(networks: Networks, x: Tensor, training: bool) -> None:
+    params = {name: leaf + 0.1 for name, leaf in networks.init(1).items()}
+    own, theirs = cloned(params), cloned(params)
+    module = reference(tiny_parts(), training)
+    for _ in range(3):  # statistics of BatchNorm must have moved alike before each call
+        found = networks.model(own, training=training).logits(x)
+        assert torch.equal(found, functional_call(module, theirs, (x,)))
+    assert bits(own) == bits(theirs)
+    moved = [name for name in params if not torch.equal(own[name], params[name])]
+    assert moved == (STATISTICS if training else [])
+
+
+class LastState(nn.Module):
+    """A recurrent network keeps a second list of its weights, which must not go stale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRU(4, FEATURES, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.cell(x)[0][:, -1]
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (LastState, (2, 3, 4)),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), (2, 3, 5, 5)),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 3, 8)),
+    ],
+    ids=["gru", "conv", "attention"],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_other_kinds_of_layers_too(build: Callable[[], nn.Module], shape: tuple[int, ...], training: bool) -> None:
+    networks = Networks(lambda: {"features": build()})
+    params = networks.init(1)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    weights = {n: leaf.clone().requires_grad_(n in networks.trainable) for n, leaf in params.items()}
+    found = networks.model(weights, training=training).features(x)
+    theirs = {n: leaf.clone().requires_grad_(n in networks.trainable) for n, leaf in params.items()}
+    expected = functional_call(reference({"features": build()}, training), theirs, (x,))
+    torch.testing.assert_close(found, expected)
+    grads = torch.autograd.grad(found.square().sum(), [weights[n] for n in networks.trainable])
+    wanted = torch.autograd.grad(expected.square().sum(), [theirs[n] for n in networks.trainable])
+    torch.testing.assert_close(grads, wanted)
+
+
+def test_two_models_do_not_interfere(networks: Networks, x: Tensor) -> None:
+    one, two = networks.init(1), networks.init(2)
+    a, b = networks.model(one), networks.model(two)
+    alone = networks.model(one).logits(x), networks.model(two).logits(x)
+    z_a, z_b = a.features(x), b.features(x)
+    assert torch.equal(a.classifier(z_a), alone[0])
+    assert torch.equal(b.classifier(z_b), alone[1])
+
+
+def test_two_models_do_not_interfere_within_one_graph(networks: Networks, x: Tensor) -> None:
+    names = networks.trainable
+    weights = [{n: leaf.requires_grad_(n in names) for n, leaf in networks.init(s).items()} for s in (1, 2)]
+
+    def slopes(loss: Tensor, params: Params) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(loss, [params[n] for n in names], retain_graph=True)
+
+    alone = [slopes(networks.model(w).logits(x).square().sum(), w) for w in weights]
+    a, b = (networks.model(w) for w in weights)
+    z_a, z_b = a.features(x), b.features(x)
+    both = a.classifier(z_a).square().sum() + b.classifier(z_b).square().sum()
+    for own, expected in zip(weights, alone, strict=True):
+        assert all(torch.equal(g, e) for g, e in zip(slopes(both, own), expected, strict=True))
+
+
+def test_a_model_in_training_does_not_disturb_one_in_evaluation(networks: Networks, x: Tensor) -> None:
+    params = networks.init(1)
+    before = networks.model(cloned(params)).logits(x)
+    networks.model(cloned(params), training=True).logits(x)
+    assert torch.equal(networks.model(params).logits(x), before)
+
+
+def test_a_frozen_model_is_a_teacher(networks: Networks, x: Tensor) -> None:
+    params = {n: leaf.requires_grad_(n in networks.trainable) for n, leaf in networks.init(1).items()}
+    teacher = networks.model(networks.init(2), training=True).frozen(params)
+    expected = networks.model(params).logits(x)
+    inputs = x.clone().requires_grad_()
+    found = teacher.logits(inputs)
+    assert torch.equal(found, expected)  # evaluation mode
+    found.sum().backward()
+    assert inputs.grad is not None
+    assert all(leaf.grad is None for leaf in params.values())
+    assert not any(leaf.requires_grad for leaf in teacher.params.values())
+
+
+def test_parameters_and_buffers_are_told_apart(networks: Networks) -> None:
+    layers = ["features.0.weight", "features.0.bias", "features.1.weight", "features.1.bias"]
+    assert networks.parts == ("features", "classifier")
+    assert networks.trainable == (*layers, "classifier.weight", "classifier.bias")
+    assert list(networks.initial_buffers) == STATISTICS
+    assert networks.initial_buffers[STATISTICS[0]].tolist() == [0.0] * FEATURES
+    assert networks.initial_buffers[STATISTICS[1]].tolist() == [1.0] * FEATURES
+    params = networks.init(0)
+    assert list(networks.model(params).trainable) == list(networks.trainable)
+    assert set(params) == {*networks.trainable, *STATISTICS}  # and so no num_batches_tracked
+
+
+def test_tied_weights_stay_tied_or_are_refused() -> None:
+    """Else the second name would be a buffer, which no fit ever changes."""
+
+    def tied() -> Parts:
+        embedding, output = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        output.weight = embedding.weight
+        return {"features": nn.Sequential(embedding, output)}
+
+    try:
+        networks = Networks(tied)
+    except ValueError:
+        return
+    assert networks.initial_buffers == {}
+
+
+def test_batchnorm_that_counts_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match="momentum=None"):
+        Networks(lambda: {"features": nn.Sequential(nn.BatchNorm1d(3, momentum=None))})
+
+
+@pytest.mark.parametrize("name", ["logits", "frozen", "trainable", "params", "networks", "training", "a.b"])
+def test_a_part_cannot_take_a_name_that_means_something_else(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        Networks(lambda: {name: nn.Linear(1, 1)})
+
+
+def test_an_unknown_part_is_named_with_those_that_there_are(networks: Networks) -> None:
+    with pytest.raises(AttributeError, match="no part 'projector'; the parts are features, classifier"):
+        networks.model(networks.init(0)).projector(torch.zeros(1))
+
+
+def test_feature_dim(networks: Networks, x: Tensor) -> None:
+    assert networks.feature_dim(x[:1]) == FEATURES
+
+
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.factor * x
+
+
+def test_equal_networks_have_equal_signatures(networks: Networks) -> None:
+    assert networks.signature == Networks(tiny_parts).signature
+    wider = Networks(lambda: {**tiny_parts(), "classifier": nn.Linear(FEATURES, CLASSES + 1)})
+    assert networks.signature != wider.signature
+
+
+def test_networks_that_differ_in_a_constant_have_different_signatures() -> None:
+    """Else two clients would be given one of the two networks."""
+    one, two = (Networks(lambda f=f: {"features": Scaled(f)}) for f in (1.0, 2.0))
+    assert one.signature != two.signature
+
+
+def test_patterns_choose_names() -> None:
+    params = {name: torch.zeros(1) for name in ("features.0.weight", "features.1.bias", "classifier.weight")}
+    assert list(matching(params, ("features.*",))) == ["features.0.weight", "features.1.bias"]
+    assert list(matching(params, ("*.bias", "class*"))) == ["features.1.bias", "classifier.weight"]
+    assert list(without(params, ("*.weight",))) == ["features.1.bias"]
+    assert matching(params, ("Features.*",)) == {}
+    assert matching(params, ()) == {}
