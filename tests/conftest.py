@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from doubles import tiny
 
+from doubles import tiny
 from protofed.method import Task
 
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine

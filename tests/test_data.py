@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from doubles import bits
 from torch import Tensor
 
+from doubles import bits
 from protofed.data import Batch, Data, Draws, Transform, batch_at, evaluation_plan, training_plan
 
 
@@ -179,5 +179,7 @@ def test_what_is_padded_in_is_black_before_it_is_normalised() -> None:
     transform = Transform(mean=(0.5,), std=(0.5,), pad=2)
     draws = Draws(torch.zeros(1, 1, 2, dtype=torch.int64), None, None)
     plan = evaluation_plan(Data.of(x, torch.zeros(1, dtype=torch.int64)))
-    batch = batch_at(Data.of(x, torch.zeros(1)), type(plan)(plan.index, plan.weight, plan.is_last_epoch, draws), 0, transform)
+    batch = batch_at(
+        Data.of(x, torch.zeros(1)), type(plan)(plan.index, plan.weight, plan.is_last_epoch, draws), 0, transform
+    )
     assert batch.x.unique().tolist() == [-1.0]

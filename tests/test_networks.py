@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
 from protofed.networks import Networks, Parts, matching, without
 from protofed.tree import Params
 

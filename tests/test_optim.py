@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from doubles import bits
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from doubles import bits
 from protofed.optim import Adam, Asam, Gradient, Optimizer, Sam, Sgd
 from protofed.tree import Params
 
@@ -26,9 +26,7 @@ def network() -> nn.Module:
 def batches() -> list[tuple[Tensor, Tensor]]:
     draws = torch.Generator().manual_seed(1)
     shapes = range(STEPS)
-    return [
-        (torch.randn(8, 6, generator=draws), torch.randint(0, 3, (8,), generator=draws)) for _ in shapes
-    ]
+    return [(torch.randn(8, 6, generator=draws), torch.randint(0, 3, (8,), generator=draws)) for _ in shapes]
 
 
 def start() -> Params:
@@ -57,7 +55,9 @@ def descended(optimizer: Optimizer) -> Params:
 Climb = Callable[[list[nn.Parameter]], list[Tensor]]
 
 
-def descended_by_torch(make: Callable[..., torch.optim.Optimizer], clip: float = 0, climb: Climb | None = None) -> Params:
+def descended_by_torch(
+    make: Callable[..., torch.optim.Optimizer], clip: float = 0, climb: Climb | None = None
+) -> Params:
     """The loop that everyone writes; with `climb`, the in-place loop of SAM: move, take the gradient, move back."""
     module = network()
     weights = list(module.parameters())
@@ -132,9 +132,7 @@ def torch_sgd_of_round_7(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
 def test_the_learning_rate_decays_by_round(wrapped: bool) -> None:
     base = Sgd(lr=0.1, lr_decay=0.9)
     optimizer: Optimizer = Sam(base, rho=0.0) if wrapped else base
-    torch.testing.assert_close(
-        descended(optimizer.for_round(7)), descended_by_torch(torch_sgd_of_round_7), **TOLERANCE
-    )
+    torch.testing.assert_close(descended(optimizer.for_round(7)), descended_by_torch(torch_sgd_of_round_7), **TOLERANCE)
     assert Adam(lr=0.1, lr_decay=0.5).for_round(2).lr == 0.025
     assert base.for_round(0) == base
 
@@ -160,7 +158,11 @@ BASES = {
 @pytest.mark.parametrize(("base", "torch_base"), BASES.values(), ids=BASES)
 @pytest.mark.parametrize(("kind", "climb"), [(Sam, sam_climb), (Asam, asam_climb)], ids=["sam", "asam"])
 def test_sharpness_aware_steps_are_those_of_the_in_place_loop(
-    kind: type[Sam | Asam], climb: Climb, base: Sgd | Adam, torch_base: Callable[..., torch.optim.Optimizer], clip: float
+    kind: type[Sam | Asam],
+    climb: Climb,
+    base: Sgd | Adam,
+    torch_base: Callable[..., torch.optim.Optimizer],
+    clip: float,
 ) -> None:
     expected = descended_by_torch(torch_base, clip, climb)
     torch.testing.assert_close(descended(kind(replace(base, clip_norm=clip))), expected, **TOLERANCE)

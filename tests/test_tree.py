@@ -5,9 +5,9 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 import pytest
 import torch
-from doubles import bits
 from torch import Tensor
 
+from doubles import bits
 from protofed import tree
 from protofed.tree import Mean, Nothing, Params, record
 

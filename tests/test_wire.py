@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from doubles import bits
 from torch import Tensor
 
+from doubles import bits
 from protofed import wire
 from protofed.tree import Nothing, Params, record
 from protofed.wire import WireError

@@ -401,7 +401,7 @@ def check_resuming_changes_nothing(method: Method) -> None:
 def check_a_client_may_fail(method: Method) -> None:
     """A client that fails must be as if it had not been asked."""
     everyone, others = tuple(sorted(TASK.clients)), tuple(sorted(TASK.clients.keys() - {"cyd"}))
-    absent = scripted(method, lambda round: others if round == 1 else everyone)
+    absent = scripted(method, lambda t: others if t == 1 else everyone)
     expected = [after(2, absent, usual(method, 0))]
     expected.append(absent.advance(expected[0]))
     for crashes in (True, False):
@@ -423,7 +423,9 @@ def check_odd_clients_are_fine(method: Method) -> None:
     for who, scores in _scores(of, state):
         assert not scores.isnan().any(), f"{who} predicts NaN"
         assert torch.isfinite(scores[:, :3]).all(), f"{who} has no finite score for a class that clients have"
-        assert (torch.isfinite(scores[:, 3]) | (scores[:, 3] == -torch.inf)).all(), f"{who} cannot score the absent class"
+        assert (torch.isfinite(scores[:, 3]) | (scores[:, 3] == -torch.inf)).all(), (
+            f"{who} cannot score the absent class"
+        )
 
 
 def _scores(of: Federation, state: State) -> Iterator[tuple[str, Tensor]]:
@@ -487,8 +489,8 @@ def check_few_clients_at_a_time(method: Method) -> None:
     for fraction in (0.5, 0.2):  # of five clients, the second leaves one out of all four rounds
         of = federation(method, rounds=4, fraction=fraction)
         state, seen = of.start(), set()
-        for round in range(4):
-            seen |= set(of.sampled(round))
+        for t in range(4):
+            seen |= set(of.sampled(t))
             state = of.advance(state)
             assert not state.failures, f"clients failed: {state.failures}"
             assert state.memories.keys() == seen, f"memories of {sorted(state.memories)}, but {sorted(seen)} took part"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from methods.conformance import CHECKS
 from torch import Tensor
 
+from methods.conformance import CHECKS
 from protofed import tree
 from protofed.method import Central, Local, Method, Reply, Uploads
 from protofed.methods import METHODS

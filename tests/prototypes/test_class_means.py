@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from doubles import CLASSES, FEATURES, bits
 from torch import Tensor
 
+from doubles import CLASSES, FEATURES, bits
 from protofed.data import batch_at, training_plan
 from protofed.method import Reply, Task
 from protofed.methods.families import PrototypeUpload

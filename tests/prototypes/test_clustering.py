@@ -1,6 +1,7 @@
 """FINCH against its definition, written as slowly and plainly as possible."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_labels_count_from_zero_and_partitions_get_coarser() -> None:
             assert labels.dtype == torch.int64
             assert labels.unique().tolist() == list(range(int(labels.max()) + 1))
             sizes.append(int(labels.max()) + 1)
-        assert all(fine > coarse for fine, coarse in zip(sizes, sizes[1:], strict=False))
+        assert all(fine > coarse for fine, coarse in pairwise(sizes))
         assert sizes[-1] > 1 or len(sizes) == 1
 
 
@@ -111,10 +112,14 @@ def test_two_directions_by_hand() -> None:
     assert [labels.tolist() for labels in finch(points)] == [[0, 1, 0, 1]]
 
 
-@pytest.mark.parametrize("n", range(2, 61))
-def test_equal_points_are_one_cluster(n: int) -> None:
-    points = torch.randn(1, 7, generator=torch.Generator().manual_seed(n)).expand(n, 7)
-    assert [labels.tolist() for labels in finch(points)] == [[0] * n]
+def test_equal_points_are_one_cluster() -> None:
+    """Products of equal rows can differ in the last bit by their place in the matrix, and ties must survive that."""
+    split = []
+    for n in range(2, 61):
+        points = torch.randn(1, 7, generator=torch.Generator().manual_seed(n)).expand(n, 7)
+        if [labels.tolist() for labels in finch(points)] != [[0] * n]:
+            split.append(n)
+    assert split == []
 
 
 @pytest.mark.parametrize("zeros", [1, 2, 5])

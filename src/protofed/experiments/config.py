@@ -133,10 +133,20 @@ def check(instance: Any) -> None:
 
 def _training(table: Table) -> Training:
     values = dict(table)
-    optimizer = values.get("optimizer")
-    if optimizer is not None:
-        values["optimizer"] = _optimizer(optimizer, "training.optimizer")
-    return filled(Training, values, "training")
+    problems: list[Problem] = []
+    if "optimizer" in values:
+        try:
+            values["optimizer"] = _optimizer(values["optimizer"], "training.optimizer")
+        except Problems as found:
+            problems += found.all
+            del values["optimizer"]
+    try:
+        training = filled(Training, values, "training")
+    except Problems as found:
+        problems += found.all
+    if problems:
+        raise Problems(problems)
+    return training
 
 
 def _optimizer(table: Any, where: str) -> Any:

@@ -1,0 +1,300 @@
+"""Runs that survive: killed, stopped, resumed, and never two in one folder."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import protofed
+from experiment_doubles import small_experiment
+from protofed import BadInput, RunFailed, wire
+from protofed.experiments import checkpoint
+from protofed.experiments.folder import RunFolder
+from protofed.experiments.run import Experiment, Result, Round, execute, summarised
+
+ROUNDS = 8
+
+
+def outcome(folder: Path) -> tuple[bytes, bytes, list[dict[str, object]]]:
+    """Everything a run ends with but the time that it took."""
+    last = folder / "checkpoint" / f"{ROUNDS:06d}"
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    rounds = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+    return (last / "server.safetensors").read_bytes(), (last / "memories.safetensors").read_bytes(), rounds
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """The process id of a child that does the work."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return small_experiment("moon", ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    folder = tmp_path_factory.mktemp("whole")
+    execute(experiment, RunFolder(folder))
+    return outcome(folder)
+
+
+def test_a_run_writes_its_folder(experiment: Experiment, tmp_path: Path) -> None:
+    execute(experiment, RunFolder(tmp_path))
+    names = {"checkpoint", "config.toml", "done", "environment.json", "lock", "rounds.jsonl"}
+    assert {p.name for p in tmp_path.iterdir()} == names
+    assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == ROUNDS
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert environment["threads"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(
+    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path
+) -> None:
+    begin = time.perf_counter()
+    execute(experiment, RunFolder(tmp_path / "timed"))
+    whole = time.perf_counter() - begin
+    draw = random.Random(1)
+    reached = set()
+    for kill in range(20):
+        folder = RunFolder(tmp_path / str(kill))
+        child = in_child(lambda folder=folder: execute(experiment, folder))
+        time.sleep(draw.uniform(0, whole))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        reached.add(folder.rounds_saved)
+        execute(experiment, folder, resume=True)
+        assert outcome(folder.path) == uninterrupted, f"kill {kill}"
+    assert len(reached) > 3, "the kills did not fall into different rounds"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_killed_at_every_write_it_ends_with_the_same_bytes(
+    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = checkpoint.sync
+    for operation in range(8, 26):  # two rounds' worth of operations, after the first save
+        left = operation
+
+        def sync_or_die(path: Path) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            sync(path)
+
+        folder = RunFolder(tmp_path / str(operation))
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoint, "sync", sync_or_die)
+            child = in_child(lambda folder=folder: execute(experiment, folder))
+            _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), f"operation {operation} was never reached"
+        execute(experiment, folder, resume=True)
+        assert outcome(folder.path) == uninterrupted, f"operation {operation}"
+
+
+def test_stopped_after_a_round_and_resumed_it_ends_with_the_same_bytes(
+    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    for stop in (2, 3, 7):
+        result = execute(experiment, folder, resume=True, should_stop=lambda stop=stop: folder.rounds_saved >= stop)
+        assert len(result.rounds) == stop
+        assert not result.is_complete
+        assert not folder.is_done
+    assert execute(experiment, folder, resume=True).is_complete
+    assert outcome(tmp_path) == uninterrupted
+
+
+def test_a_damaged_newest_checkpoint_costs_one_round_and_no_bit(
+    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path)
+    execute(experiment, folder, should_stop=lambda: folder.rounds_saved >= 4)
+    (tmp_path / "checkpoint" / "000004" / "server.safetensors").write_bytes(b"damaged")
+    execute(experiment, folder, resume=True)
+    assert "damaged" in caplog.text
+    assert outcome(tmp_path) == uninterrupted
+
+
+def test_a_finished_run_is_loaded_not_repeated(experiment: Experiment, tmp_path: Path) -> None:
+    first = execute(experiment, RunFolder(tmp_path))
+
+    class NoTraining:
+        def run(self, jobs: object) -> object:
+            raise AssertionError("a finished run trained again")
+
+        def answer(self, request: object) -> object:
+            raise AssertionError("a finished run was evaluated again")
+
+    idle = replace(experiment, federation=replace(experiment.federation, runtime=NoTraining()))
+    again = execute(idle, RunFolder(tmp_path), resume=True)
+    assert wire.encode(again.server) == wire.encode(first.server)
+    assert again.rounds == first.rounds
+
+
+def test_an_unfinished_run_is_not_overwritten(experiment: Experiment, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    execute(experiment, folder, should_stop=lambda: folder.rounds_saved >= 3)
+    before = (tmp_path / "rounds.jsonl").read_bytes()
+    with pytest.raises(BadInput, match="holds a run with 3 rounds done: continue it with --resume"):
+        execute(experiment, folder)
+    assert (tmp_path / "rounds.jsonl").read_bytes() == before
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_folder_in_use_is_refused_and_free_again_when_its_process_dies(
+    experiment: Experiment, tmp_path: Path
+) -> None:
+    folder = RunFolder(tmp_path)
+    ready, write = os.pipe()
+
+    def hold() -> None:
+        with folder.locked():
+            os.write(write, b"x")
+            time.sleep(60)
+
+    child = in_child(hold)
+    os.read(ready, 1)
+    with pytest.raises(BadInput, match=f"in use by another process .pid {child} on "):
+        execute(experiment, folder)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert execute(experiment, folder).is_complete
+
+
+def test_an_output_folder_that_cannot_be_written_is_named(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    with pytest.raises(
+        BadInput, match=f"cannot write to {blocked / 'run'}: Not a directory; choose another folder with --out"
+    ):
+        execute(experiment, RunFolder(blocked / "run"))
+
+    def refuse(*arguments: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(BadInput, match=f"cannot write to {tmp_path / 'run'}: Permission denied"):
+        execute(experiment, RunFolder(tmp_path / "run"))
+
+
+def test_a_full_disk_stops_the_run_and_it_resumes_to_the_same_bytes(
+    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if folder.rounds_saved >= 3:
+            raise OSError(28, "No space left on device")
+        return write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(RunFailed, match="No space left on device"):
+            execute(experiment, folder)
+    execute(experiment, folder, resume=True)
+    assert outcome(tmp_path) == uninterrupted
+
+
+def test_without_a_folder_nothing_is_written(
+    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = execute(experiment)
+    assert list(tmp_path.iterdir()) == []
+    assert wire.encode(result.server) == uninterrupted[0]
+
+
+def test_threads_are_pinned_for_the_run_and_given_back() -> None:
+    seen: list[int] = []
+    experiment = small_experiment("fedavg", 1)
+    watched = replace(experiment.federation, on_client=lambda client: None)
+    before = torch.get_num_threads()
+
+    class Watch:
+        def begin(self, *_: object) -> None:
+            seen.append(torch.get_num_threads())
+
+        def client(self, *_: object) -> None: ...
+
+        def round(self, *_: object) -> None: ...
+
+    execute(replace(experiment, federation=watched, threads=before + 1), observer=Watch())
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
+
+
+def test_evaluation_every_few_rounds_and_always_in_the_last(experiment: Experiment) -> None:
+    result = execute(replace(experiment, evaluate_every=3))
+    assert [r.round for r in result.rounds if r.is_evaluated] == [3, 6, 8]
+
+
+def rounds_of(*averages: float | None) -> list[Round]:
+    return [
+        Round(k + 1, 1, {}, "public model", {"a": v - 0.1, "b": v + 0.1}, v, None)
+        if v is not None
+        else Round(k + 1, 1, {})
+        for k, v in enumerate(averages)
+    ]
+
+
+def test_summaries_by_hand() -> None:
+    rounds = rounds_of(0.9, None, 0.2, 0.3, 0.4, 0.5, 0.6)
+    # the last five evaluated rounds are 0.2, 0.3, 0.4, 0.5 and 0.6
+    assert summarised(rounds, "last_five") == pytest.approx({"a": 0.3, "b": 0.5, "average": 0.4})
+    assert summarised(rounds, "last") == pytest.approx({"a": 0.5, "b": 0.7, "average": 0.6})
+    assert summarised(rounds, "best") == pytest.approx({"a": 0.8, "b": 1.0, "average": 0.9})
+    with pytest.raises(BadInput, match="no round was evaluated"):
+        summarised(rounds_of(None), "last")
+
+
+@pytest.fixture(scope="module")
+def python_result() -> Result:
+    from experiment_doubles import small_task
+
+    return protofed.run(protofed.FPL(temperature=0.1), small_task(), rounds=2, epochs=1, batch_size=8)
+
+
+def test_the_result_has_rounds_server_and_a_model_for_each_client(python_result: Result) -> None:
+    assert [r.round for r in python_result.rounds] == [1, 2]
+    assert python_result.server.params.keys() == python_result.model_for("c1").params.keys()
+    logits = python_result.model_for("c0").logits(torch.zeros(4, 6))
+    assert logits.shape == (4, 3)
+    assert python_result.accuracy("last").keys() == {"low", "high", "average"}
+    with pytest.raises(BadInput, match="no client 'nobody'; the clients are c0, c1, c2"):
+        python_result.model_for("nobody")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "fedavgg"}, "method 'fedavgg' is unknown; did you mean 'fedavg'"),
+        ({"method": "fedavg", "task": "minidigit"}, "task 'minidigit' is unknown; did you mean 'minidigits'"),
+        ({"method": protofed.FPL(temperature=-1.0)}, "FPL.temperature: must be greater than 0, not -1.0"),
+        ({"method": "fedavg", "rounds": 0}, "Training.rounds: must be greater than or equal to 1, not 0"),
+        ({"method": "fedavg", "optimizer": protofed.Sgd(lr=-0.1)}, "Sgd.lr: must be greater than 0, not -0.1"),
+    ],
+)
+def test_bad_arguments_are_refused_before_work_starts(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        protofed.run(**arguments)  # type: ignore[arg-type]

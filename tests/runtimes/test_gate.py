@@ -1,0 +1,168 @@
+"""The gate: every fault of an upload has its reason and its path."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from protofed.runtimes.gate import refusal
+from protofed.runtimes.jobs import Failure, Reason
+from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
+
+
+@record
+class Prototypes:
+    mean: Tensor
+    count: Tensor
+
+
+@record
+class Upload:
+    params: Params
+    prototypes: Prototypes
+    num_examples: Tensor
+    label: Tensor
+
+
+def good() -> Upload:
+    params = {"net.weight": torch.ones(2, 3), "count": torch.tensor([-1.5]), "label": torch.tensor([99])}
+    return Upload(
+        params, Prototypes(torch.ones(3, 2), torch.tensor([2.0, 0.0, 1.0])), torch.tensor(7), torch.tensor([0, 2])
+    )
+
+
+def with_leaf(path: str, leaf: Any) -> Upload:
+    leaves = named_leaves(good())
+    assert path in leaves
+    return with_leaves(good(), list({**leaves, path: leaf}.values()))
+
+
+def with_params(change: Callable[[Params], Params]) -> Upload:
+    whole = good()
+    return Upload(change(whole.params), whole.prototypes, whole.num_examples, whole.label)
+
+
+def refused(upload: Tree) -> Failure | None:
+    return refusal("c", upload, good(), num_classes=3)
+
+
+def test_a_good_upload_passes() -> None:
+    assert refused(good()) is None
+    assert refusal("c", Nothing(), Nothing(), 3) is None
+    assert refusal("c", torch.ones(2), torch.zeros(2), 3) is None
+
+
+def test_names_in_a_dict_belong_to_the_networks() -> None:
+    """`good` has entries called count and label in its params, which hold what neither may hold."""
+    assert good().params["count"] < 0
+    assert refused(good()) is None
+
+
+NAN, INF = float("nan"), float("inf")
+
+FAULTS: dict[str, tuple[Tree, Reason, str]] = {
+    "missing": (
+        with_params(lambda p: {n: w for n, w in p.items() if n != "net.weight"}),
+        Reason.KEY_MISSING,
+        "params/net.weight is missing",
+    ),
+    "unexpected": (
+        with_params(lambda p: {**p, "net.more": torch.ones(1)}),
+        Reason.KEY_UNEXPECTED,
+        "params/net.more was not asked for",
+    ),
+    "shape": (
+        with_leaf("params/net.weight", torch.ones(3, 2)),
+        Reason.SHAPE_MISMATCH,
+        "params/net.weight: has shape (3, 2), not (2, 3)",
+    ),
+    "one too many dimensions": (
+        with_leaf("num_examples", torch.tensor([7])),
+        Reason.SHAPE_MISMATCH,
+        "num_examples: has shape (1,), not ()",
+    ),
+    "dtype": (
+        with_leaf("prototypes/mean", torch.ones(3, 2, dtype=torch.float64)),
+        Reason.DTYPE_MISMATCH,
+        "prototypes/mean: is torch.float64, not torch.float32",
+    ),
+    "no tensor": (with_leaf("num_examples", 7), Reason.DTYPE_MISMATCH, "num_examples: is int, not a tensor"),
+    "none": (with_leaf("num_examples", None), Reason.KEY_MISSING, "num_examples is missing"),
+    "nan": (
+        with_leaf("params/net.weight", torch.tensor([[1, NAN, 1], [INF, -INF, 1]])),
+        Reason.NON_FINITE,
+        "params/net.weight: holds 3 values that are not finite",
+    ),
+    "infinite count": (
+        with_leaf("prototypes/count", torch.tensor([INF, 0, 0])),
+        Reason.NON_FINITE,
+        "prototypes/count: holds 1 values that are not finite",
+    ),
+    "negative count": (
+        with_leaf("prototypes/count", torch.tensor([1.0, -2.0, 0.0])),
+        Reason.NEGATIVE_COUNT,
+        "prototypes/count: holds -2",
+    ),
+    "negative examples": (with_leaf("num_examples", torch.tensor(-1)), Reason.NEGATIVE_COUNT, "num_examples: holds -1"),
+    "half an example": (
+        with_leaf("prototypes/count", torch.tensor([1.0, 0.5, 0.0])),
+        Reason.NON_INTEGER_COUNT,
+        "prototypes/count: holds a count that is not a whole number",
+    ),
+    "class too high": (
+        with_leaf("label", torch.tensor([0, 3])),
+        Reason.UNKNOWN_CLASS,
+        "label: holds a class outside 0..2",
+    ),
+    "class below 0": (
+        with_leaf("label", torch.tensor([-1, 0])),
+        Reason.UNKNOWN_CLASS,
+        "label: holds a class outside 0..2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("upload", "reason", "detail"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_refused_by_its_reason_and_path(upload: Tree, reason: Reason, detail: str) -> None:
+    assert refused(upload) == Failure("c", reason, detail)
+
+
+def test_every_reason_that_the_gate_can_give_is_tested() -> None:
+    assert {reason for _, reason, _ in FAULTS.values()} == set(Reason) - {Reason.CLIENT_ERROR}
+
+
+@record
+class Impostor:
+    params: Params
+    prototypes: Params
+    num_examples: Tensor
+    label: Tensor
+
+
+WHOLE = good()
+
+STRANGE: dict[str, Tree] = {
+    "a slash in a name": with_params(lambda p: {**p, "a/b": torch.ones(1)}),
+    "two keys of one name": with_params(lambda p: {**p, 1: torch.ones(1), "1": torch.ones(1)}),  # type: ignore[dict-item]
+    "a dict for a record": {
+        "params": WHOLE.params,
+        "prototypes": WHOLE.prototypes,
+        "num_examples": torch.tensor(-1),
+        "label": WHOLE.label,
+    },
+    "another record": Impostor(
+        WHOLE.params,
+        {"mean": torch.ones(3, 2), "count": -torch.ones(3)},
+        WHOLE.num_examples,
+        WHOLE.label,
+    ),
+    "nothing at all": None,
+}
+
+
+@pytest.mark.parametrize("upload", STRANGE.values(), ids=STRANGE)
+def test_an_upload_of_another_structure_is_refused_rather_than_raised_or_passed(upload: Tree) -> None:
+    """A client must not be able to end the run, nor to get past the checks of counts."""
+    assert isinstance(refused(upload), Failure)

@@ -1,0 +1,143 @@
+"""The command, as a user types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXPERIMENT = """
+[task]
+name = "minidigits"
+
+[method]
+name = "fedavg"
+
+[training]
+rounds = 3
+epochs = 1
+batch_size = 64
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "first.toml"
+    path.write_text(EXPERIMENT)
+    return path
+
+
+def protofed(*words: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "protofed.cli", *map(str, words)]
+    text = {"COLUMNS": "120", "TERM": "dumb", **environment}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **text}, check=False)
+
+
+def test_run_show_and_run_again(experiment: Path, tmp_path: Path) -> None:
+    first = protofed("run", experiment, "--seed", 5, "--out", tmp_path / "out")
+    assert first.returncode == 0, first.stderr
+    assert "round 3/3  pen" in first.stdout
+    assert "last five" in first.stdout
+    (folder,) = (tmp_path / "out").iterdir()
+    assert "seed = 5" in (folder / "config.toml").read_text()
+
+    shown = protofed("show", folder, "--json")
+    facts = json.loads(shown.stdout)
+    assert facts["done"] is True
+    assert [r["round"] for r in facts["rounds"]] == [1, 2, 3]
+    assert facts["accuracy"].keys() == {"pen", "ink", "street", "print", "average"}
+
+    before = (folder / "rounds.jsonl").read_bytes()
+    again = protofed("run", experiment, "--set", "training.seed=5", "--out", tmp_path / "out", "--json")
+    assert json.loads(again.stdout) == facts
+    assert (folder / "rounds.jsonl").read_bytes() == before, "a finished run was run again"
+
+
+def test_stopped_by_ctrl_c_it_saves_and_resumes_to_the_same_bytes(experiment: Path, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "protofed.cli", "run", experiment, "--set", "training.rounds=6"]
+    whole = subprocess.run([*words, "--out", tmp_path / "whole"], capture_output=True, check=False)
+    assert whole.returncode == 0
+    running = subprocess.Popen(
+        [*words, "--out", tmp_path / "out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stdout
+    running.stdout.readline()  # the first round is done
+    running.send_signal(signal.SIGINT)
+    _, complaint = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "resume with the same command and --resume" in complaint
+    (folder,) = (tmp_path / "out").iterdir()
+    assert not (folder / "done").exists()
+
+    refused = subprocess.run([*words, "--out", tmp_path / "out"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "continue it with --resume" in refused.stderr
+    resumed = subprocess.run([*words, "--out", tmp_path / "out", "--resume"], capture_output=True, check=False)
+    assert resumed.returncode == 0
+    last = Path("checkpoint") / "000006" / "server.safetensors"
+    assert (folder / last).read_bytes() == (tmp_path / "whole" / folder.name / last).read_bytes()
+
+
+def test_two_processes_on_one_run_folder(experiment: Path, tmp_path: Path) -> None:
+    words = ["run", experiment, "--set", "training.rounds=200", "--out", tmp_path / "out"]
+    command = [sys.executable, "-m", "protofed.cli", *map(str, words)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout
+        first.stdout.readline()
+        second = protofed(*words, "--resume")
+        first.kill()
+    assert second.returncode == 2
+    assert f"in use by another process (pid {first.pid} on " in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("run", "nowhere.toml"), 2, "nowhere.toml: there is no such file"),
+        (("run", "first.toml", "--set", "method.nme=1"), 2, "--set: method.nme: unknown key"),
+        (("methods", "fpk"), 2, "method 'fpk' is unknown; did you mean 'fpl'?"),
+        (("tasks", "mnist"), 2, "task 'mnist' is unknown"),
+        (("show", "."), 2, "is not a run's folder"),
+        (("run", "first.toml", "--out", "first.toml/x"), 2, "cannot write to first.toml/x"),
+        (("run", "first.toml", "--set", "training.minimum_replies=13"), 3, "12 of 12 clients replied well"),
+        (("fly",), 2, "No such command"),
+    ],
+)
+def test_bad_input_says_what_is_wrong(
+    experiment: Path, words: tuple[str, ...], code: int, message: str, tmp_path: Path
+) -> None:
+    ended = protofed(*words, cwd=tmp_path)
+    assert message in ended.stderr
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+
+
+def test_methods_and_tasks_in_text_and_json() -> None:
+    listed = json.loads(protofed("methods", "--json").stdout)
+    assert list(listed) == ["local", "fedavg", "fedprox", "moon", "fedproto", "fedproto_avg", "fpl", "fedrep"]
+    assert all(listed.values())
+    fpl = json.loads(protofed("methods", "fpl", "--json").stdout)
+    settings = {s["name"]: s for s in fpl["settings"]}
+    assert settings["temperature"]["default"] == 0.02
+    assert settings["temperature"]["meaning"].startswith("τ")
+    assert "Departures" in protofed("methods", "fpl").stdout
+    task = json.loads(protofed("tasks", "minidigits", "--json").stdout)
+    assert len(task["clients"]) == 12
+    assert "pen-0" in protofed("tasks", "minidigits").stdout
+
+
+def test_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
+    made = protofed("demo", "--rounds", 1, "--out", tmp_path)
+    assert made.returncode == 0, made.stderr
+    for word in ("local", "fedavg", "fedproto", "fpl", "AVG", "Δ", "±"):
+        assert word in made.stdout
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "table.md").read_text().count("|") > 30
+    before = {path: path.read_bytes() for path in tmp_path.glob("*/rounds.jsonl")}
+    assert len(before) == 12
+    again = protofed("demo", "--rounds", 1, "--out", tmp_path, "--json")
+    assert {row["method"] for row in json.loads(again.stdout)} == {"local", "fedavg", "fedproto", "fpl"}
+    assert all(path.read_bytes() == lines for path, lines in before.items()), "finished runs were run again"

@@ -1,0 +1,150 @@
+"""The architecture as rules on imports, and the calls that no source file may hold."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+LAYERS = [
+    {"tree"},
+    {"networks", "data", "optim"},
+    {"method"},
+    {"prototypes", "methods"},
+    {"runtimes", "tasks"},
+    {"evaluation"},
+    {"experiments"},
+    {"reports"},
+    {"cli", "__main__"},
+]
+FREE = {"errors", "seeds", "version", "wire"}
+"""What every layer may import."""
+
+FILES = sorted(SOURCE.rglob("*.py"))
+assert FILES, SOURCE
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imported(code: ast.AST) -> Iterator[str]:
+    """Full names of all that is imported, also inside functions."""
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_of(path: Path) -> str:
+    """The word after `protofed`: a module or a package; '' for the package itself."""
+    words = path.relative_to(SOURCE / "protofed").with_suffix("").parts
+    return "" if words == ("__init__",) else words[0]
+
+
+def own_imports(path: Path) -> set[str]:
+    names = (name.split(".") for name in imported(parsed(path)))
+    return {words[1] for words in names if words[0] == "protofed" and len(words) > 1}
+
+
+def level(module: str) -> int:
+    found = [i for i, layer in enumerate(LAYERS) if module in layer]
+    assert found, f"protofed.{module} is in no layer: say in LAYERS where it belongs"
+    return found[0]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_module_imports_from_its_own_and_earlier_layers_only(path: Path) -> None:
+    module = module_of(path)
+    others = own_imports(path) - FREE - {module}
+    if module in ("version", "errors", "seeds"):
+        assert not others, f"{path.name} is for everyone, and so may need nobody"
+    elif not module:  # the package itself offers what users need, but not the command line
+        assert "cli" not in others
+    elif module == "wire":
+        assert others <= {"tree"}
+    else:
+        late = {other for other in others if level(other) > level(module)}
+        assert not late, f"{path} imports from later layers: {sorted(late)}"
+
+
+def test_the_rule_sees_the_imports_there_are() -> None:
+    assert own_imports(SOURCE / "protofed/method.py") >= {"data", "networks", "optim", "tree", "seeds"}
+    assert own_imports(SOURCE / "protofed/wire.py") == {"tree"}
+
+
+def test_methods_never_import_a_runtime() -> None:
+    files = [path for path in FILES if module_of(path) == "methods"]
+    assert files
+    assert not any("runtimes" in own_imports(path) for path in files)
+
+
+BANNED_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"}
+BANNED_BUILTINS = {"eval", "exec", "compile", "__import__"}
+BANNED_CALLS = {"torch.load", "os.system", "os.popen"}
+
+
+def faults(code: ast.Module) -> Iterator[str]:
+    """What could run code that comes with data, or a shell."""
+    aliases = {}
+    for node in ast.walk(code):
+        if isinstance(node, ast.Import):
+            aliases |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    for name in imported(code):
+        if name.split(".")[0] in BANNED_MODULES:
+            yield f"import {name}"
+    for node in ast.walk(code):
+        if isinstance(node, ast.Attribute | ast.Name):
+            words = ast.unparse(node).split(".")
+            full = ".".join([aliases.get(words[0], words[0]), *words[1:]])
+            if full in BANNED_CALLS or full in BANNED_BUILTINS:
+                yield full
+        is_switch = isinstance(node, ast.keyword) and node.arg in ("shell", "allow_pickle")
+        if is_switch and ast.unparse(node.value) != "False":
+            yield ast.unparse(node)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_nothing_can_run_what_comes_as_data(path: Path) -> None:
+    assert list(faults(parsed(path))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import joblib.hashing",
+        "def f():\n    import yaml",
+        "import torch\ntorch.load('x')",
+        "import torch as t\nt.load('x')",
+        "from torch import load\nload('x')",
+        "import numpy as np\nnp.load('x', allow_pickle=True)",
+        "eval('1')",
+        "run = exec",
+        "import subprocess\nsubprocess.run('x', shell=True)",
+        "import os\nos.system('x')",
+        "import marshal, cloudpickle",
+    ],
+)
+def test_the_ban_sees_what_it_bans(code: str) -> None:
+    assert list(faults(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from safetensors.torch import load\nload(b'')",
+        "model.eval()",
+        "import re\nre.compile('x')",
+        "import numpy as np\nnp.load('x', allow_pickle=False)",
+    ],
+)
+def test_the_ban_lets_harmless_code_pass(code: str) -> None:
+    assert not list(faults(ast.parse(code)))
