@@ -155,7 +155,7 @@ def executed(snippets: list[str], folder: Path) -> dict[str, Any]:
 def test_the_snippets_of_a_page_run_and_are_the_same_experiment(name: str, ran: list[Any], tmp_path: Path) -> None:
     use = sections(page(name))["Use"]
     [toml], [python] = blocks(use, "toml"), blocks(use, "python")
-    assert len(python.splitlines()) == 2
+    assert len([line for line in python.splitlines() if line]) == 2
     parsed = config.parse(tomllib.loads(toml), f"{name}.md")
     assert type(parsed.method) is METHODS[name]
     defined = executed([python], tmp_path)

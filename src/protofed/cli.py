@@ -121,7 +121,7 @@ def tasks(name: Annotated[str | None, typer.Argument(help="One task.")] = None, 
 
 @app.command()
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 12,
     out_dir: OutDir = Path("results/demo"),
     as_json: AsJson = False,
 ) -> None:

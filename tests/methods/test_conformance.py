@@ -1,6 +1,6 @@
 """Every method does what every method must, and the suite that says so can fail."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.conformance import CHECKS
+from methods.conformance import CHECKS, check_inputs_are_left_alone
 from protofed import tree
 from protofed.method import Central, Local, Method, Reply, Uploads
 from protofed.methods import METHODS
 from protofed.methods.families import Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedrep import FedRep, OwnHead
+from protofed.networks import without
 from protofed.tree import Params, record
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
@@ -112,11 +113,56 @@ class OrderedFedAvg(FedAvg):
         return Weights(mean)
 
 
+@dataclass(frozen=True)
+class TellingFedAvg(FedAvg):
+    """Sends one of its examples as if it were a weight."""
+
+    def upload_like(self, server: Weights, central: Central) -> WeightUpload:
+        return WeightUpload({**server.params, "centre": central.task.example}, torch.tensor(0))
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        return Weights(without(super().aggregate(server, uploads, central).params, ("centre",)))
+
+    async def train(self, local: Local, message: Weights, memory: Any) -> Reply[WeightUpload, Any]:
+        reply = await super().train(local, message, memory)
+        example = local.transform.clean(local.data.x[local.data.index[:1]])
+        return Reply(WeightUpload({**reply.upload.params, "centre": example}, reply.upload.num_examples), memory)
+
+
+@dataclass(frozen=True)
+class OverwritingFedAvg(FedAvg):
+    """Writes the mean into the tensors of the server that it was given."""
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        mean = super().aggregate(server, uploads, central)
+        for name, leaf in server.params.items():
+            leaf.copy_(mean.params[name])
+        return server
+
+
+@dataclass(frozen=True)
+class CountingFedAvg(FedAvg):
+    """Keeps a count of rounds on itself."""
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        object.__setattr__(self, "rounds", getattr(self, "rounds", 0) + 1)
+        return super().aggregate(server, uploads, central)
+
+
+BROKEN = {
+    "leaky": LeakyFedRep,
+    "unseeded": UnseededFedAvg,
+    "ordered": OrderedFedAvg,
+    "telling": TellingFedAvg,
+    "overwriting": OverwritingFedAvg,
+    "counting": CountingFedAvg,
+}
+
+
 @pytest.fixture
-def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, kind in (("leaky", LeakyFedRep), ("unseeded", UnseededFedAvg), ("ordered", OrderedFedAvg)):
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, kind in BROKEN.items():
         monkeypatch.setitem(METHODS, name, kind)
-    return
 
 
 @pytest.mark.usefixtures("broken")
@@ -137,6 +183,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             },
         ),
         ("ordered", {"check_order_of_uploads"}),
+        ("telling", {"check_nothing_private_is_uploaded"}),
+        ("counting", {"check_no_hidden_state"}),
         ("fedrep", set()),
         ("fedavg", set()),
     ],
@@ -144,3 +192,9 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_checks_catch_what_is_broken_and_nothing_else(name: str, caught_by: set[str]) -> None:
     complaints = {check.__name__: complaint(name, check) for check in CHECKS}
     assert {check for check, found in complaints.items() if found} == caught_by, complaints
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_method_that_writes_into_what_it_was_given_is_caught() -> None:
+    """It may trip other checks too, which compare states that it has overwritten."""
+    assert "changed what it was given" in (complaint("overwriting", check_inputs_are_left_alone) or "")

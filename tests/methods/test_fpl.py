@@ -27,7 +27,7 @@ from protofed.methods.fpl import FPL, Clustered
 from protofed.networks import Parts
 from protofed.prototypes.class_means import Prototypes
 
-# The prototypes of five clients, two classes. Class 0 has two obvious directions; only the last client has class 1.
+# The prototypes of one class at five clients: three in one direction, two in another.
 TWO_DIRECTIONS = [[2.0, 0.0], [4.0, 0.0], [3.0, 0.3], [0.0, 1.0], [0.0, 3.0]]
 
 

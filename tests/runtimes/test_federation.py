@@ -191,13 +191,15 @@ def test_outcomes_come_in_the_order_of_the_ids_as_soon_as_they_can() -> None:
     ]
 
 
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
 @named
 def test_the_order_of_the_clients_in_the_task_changes_no_bit(
-    tiny_task: Task, method: Method[Any, Any, Any, Any]
+    method: Method[Any, Any, Any, Any], fraction: float
 ) -> None:
-    backwards = replace(tiny_task, clients=dict(reversed(tiny_task.clients.items())))
-    assert list(backwards.clients) != list(tiny_task.clients)
-    found, expected = (after_rounds(Federation(method, task, TRAINING)) for task in (backwards, tiny_task))
+    task, training = tiny(11), replace(TRAINING, fraction=fraction)
+    backwards = replace(task, clients=dict(reversed(task.clients.items())))
+    assert list(backwards.clients) != list(task.clients)
+    found, expected = (after_rounds(Federation(method, each, training)) for each in (backwards, task))
     assert bits((found.server, found.memories)) == bits((expected.server, expected.memories))
 
 

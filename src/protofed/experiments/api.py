@@ -22,9 +22,9 @@ def run(
     method: Method[Any, Any, Any, Any] | str,
     task: Task | str = "minidigits",
     *,
-    rounds: int = 30,
-    epochs: int = 2,
-    batch_size: int = 32,
+    rounds: int = 20,
+    epochs: int = 5,
+    batch_size: int = 64,
     optimizer: Optimizer = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5),  # noqa: B008, immutable
     fraction: float = 1.0,
     minimum_replies: int = 1,

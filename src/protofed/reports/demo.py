@@ -13,6 +13,12 @@ from protofed.reports.tables import Comparison, Row
 
 METHODS = ("local", "fedavg", "fedproto", "fpl")
 SEEDS = (0, 1, 2)
+FPL_PROTOCOL = {
+    "epochs": 10,
+    "batch_size": 64,
+    "optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
+}
+"""How clients train in the FPL paper (CVPR 2023)."""
 TITLE = "minidigits: accuracy on each domain, % (mean of the last five rounds, mean ± sd over 3 seeds)"
 
 
@@ -23,11 +29,7 @@ def configs(rounds: int) -> list[Config]:
             {
                 "task": {"name": "minidigits"},
                 "method": {"name": method},
-                "training": {
-                    "rounds": rounds,
-                    "seed": seed,
-                    "optimizer": {"name": "sgd", "lr": 0.02, "momentum": 0.9, "weight_decay": 1e-5},
-                },
+                "training": {"rounds": rounds, "seed": seed, **FPL_PROTOCOL},
             },
             "demo",
         )

@@ -39,10 +39,10 @@ class State:
 class Training:
     """How a federation trains, whatever the method."""
 
-    rounds: Annotated[int, Ge(1)] = 30
-    epochs: Annotated[int, Ge(1)] = 2
+    rounds: Annotated[int, Ge(1)] = 20
+    epochs: Annotated[int, Ge(1)] = 5
     """Passes of a client over its data in one round."""
-    batch_size: Annotated[int, Ge(1)] = 32
+    batch_size: Annotated[int, Ge(1)] = 64
     fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
     minimum_replies: Annotated[int, Ge(1)] = 1
