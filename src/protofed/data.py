@@ -2,7 +2,7 @@
 
 A plan is drawn once per fit and fixes everything: which rows form each batch, and how each row is cropped, flipped and
 turned. All batches of a plan have one shape: the last one of an epoch is filled with rows from the start of that epoch,
-at weight 0.
+at weight 0. They count in no loss; a BatchNorm layer in training mode does see them among its batch.
 """
 
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.errors import BadInput
 from protofed.tree import record
 
 EVALUATION_BATCH = 256
@@ -92,6 +93,18 @@ class Transform:
     """Whether each image is mirrored left to right with probability one half."""
     rotation: float = 0.0
     """Each image is turned by an angle drawn from ± this many degrees."""
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std):
+            raise BadInput(f"a transform needs as many means as standard deviations, not {self.mean} and {self.std}")
+
+    def check(self, x: Tensor, where: str) -> None:
+        """Refuses examples that this transform cannot work on."""
+        is_image = x.dim() == 4
+        if (self.mean or self.pad or self.flip or self.rotation) and not is_image:
+            raise BadInput(f"{where}: the transform is for images (N, C, H, W), not for examples {tuple(x.shape)}")
+        if self.mean and x.shape[1] != len(self.mean):
+            raise BadInput(f"{where}: the transform has {len(self.mean)} means for images of {x.shape[1]} channels")
 
     def draw(self, generator: torch.Generator, steps: int, size: int) -> Draws:
         shape = (steps, size)

@@ -68,7 +68,9 @@ class Task:
                 raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
         for kind, sets in (("client", self.clients), ("test set", self.tests)):
             for name, data in sets.items():
-                _check(data, f"task {self.name}: {kind} {name!r}", self.num_classes)
+                where = f"task {self.name}: {kind} {name!r}"
+                _check(data, where, self.num_classes)
+                self.transform.check(data.x, where)
         for client, domain in self.domain_of.items():
             if domain not in self.tests:
                 raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
@@ -87,6 +89,8 @@ def _check(data: Data, where: str, num_classes: int) -> None:
         raise BadInput(f"{where} has {len(data.x)} inputs and {len(data.y)} labels")
     if data.y.dtype != torch.int64:
         raise BadInput(f"{where} has labels of type {data.y.dtype}: make them torch.int64")
+    if data.index.min() < 0 or data.index.max() >= len(data.y):
+        raise BadInput(f"{where} has rows outside 0..{len(data.y) - 1}")
     labels = data.labels
     if labels.min() < 0 or labels.max() >= num_classes:
         raise BadInput(f"{where} has labels {labels.min()} to {labels.max()}, outside 0..{num_classes - 1}")
@@ -169,6 +173,8 @@ class Local:
     batch_size: int
     seed: int
     """The root of all draws of the run."""
+    step_seed: int
+    """The root of the draws of this step."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _fits: Iterator[int] = field(default_factory=itertools.count)
 
@@ -203,7 +209,7 @@ class Local:
             optimizer=(optimizer or self.optimizer).for_round(self.round),
             epochs=self.epochs if epochs is None else epochs,
             batch_size=self.batch_size,
-            seed=derive_seed(self.seed, "fit", self.client, self.round, next(self._fits)),
+            seed=derive_seed(self.step_seed, "fit", next(self._fits)),
         )
 
     async def total(
@@ -256,13 +262,16 @@ class Central:
     round: int
     num_rounds: int
     seed: int
+    phase_seed: int
+    """The root of the server's draws in this setup, round or finish."""
     answer: Callable[[Request[Any]], Any]
     """The runtime: does the work that a request names."""
+    _fits: Iterator[int] = field(default_factory=itertools.count)
 
     @cached_property
     def generator(self) -> torch.Generator:
-        """The only randomness of the server, seeded by the round."""
-        return generator(self.seed, "server", self.round)
+        """The server's randomness."""
+        return generator(self.phase_seed, "server")
 
     @property
     def feature_dim(self) -> int:
@@ -284,7 +293,6 @@ class Central:
         optimizer: Optimizer | None = None,
     ) -> Params:
         """The weights after training on data that the server has, such as prototypes."""
-        seed = derive_seed(self.seed, "server fit", self.round)
         request = Fit(
             networks=self.networks,
             params=params,
@@ -295,7 +303,7 @@ class Central:
             optimizer=(optimizer or self.optimizer).for_round(self.round),
             epochs=epochs,
             batch_size=batch_size,
-            seed=seed,
+            seed=derive_seed(self.phase_seed, "server fit", next(self._fits)),
         )
         fitted: Params = self.answer(request)
         return fitted

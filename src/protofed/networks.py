@@ -5,6 +5,7 @@ A client's networks are named *parts* (`features`, `classifier`, ...). All their
 """
 
 import copy
+import hashlib
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from protofed.errors import BadInput
 from protofed.tree import Params, select
 
 Parts = dict[str, nn.Module]
@@ -39,9 +41,7 @@ class Networks:
         self._build = build
         self._feature_dim: int | None = None
         parts = self._seeded_parts(seed=0)
-        for part in parts:
-            if part in RESERVED or "." in part:
-                raise ValueError(f"a part cannot be called {part!r}")
+        _refuse_unusable(parts)
         self._modes = {False: copy.deepcopy(parts), True: parts}
         for training, modules in self._modes.items():
             for module in modules.values():
@@ -50,13 +50,13 @@ class Networks:
             mode: {part: _slots(part, module) for part, module in modules.items()}
             for mode, modules in self._modes.items()
         }
-        self.trainable = tuple(f"{p}.{name}" for p, m in parts.items() for name, _ in m.named_parameters())
-        """Names of the parameters; every other entry of `Params` is a buffer."""
-        self.initial_buffers = {
-            f"{p}.{n}": t.clone() for p, m in parts.items() for n, t in _state(m) if f"{p}.{n}" not in self.trainable
-        }
-        self.signature = repr([(p, str(m), [(n, t.shape) for n, t in _state(m)]) for p, m in parts.items()])
-        """Equal for networks that differ in nothing but weights."""
+        state = _state(parts)
+        self._shapes = {name: leaf.shape for name, leaf in state.items()}
+        self.trainable = tuple(name for name, leaf in state.items() if leaf.requires_grad)
+        """Names of the parameters that may train; every other entry of `Params` is called a buffer."""
+        self.initial_buffers = {n: t.detach().clone() for n, t in state.items() if n not in self.trainable}
+        self.signature = _signature(parts)
+        """Equal only for networks that differ in nothing but weights."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -64,8 +64,17 @@ class Networks:
 
     def init(self, seed: int) -> Params:
         """Fresh weights. A part's weights depend on the seed and on the parts built before it."""
-        parts = self._seeded_parts(seed)
-        return {f"{p}.{n}": t.detach().clone() for p, module in parts.items() for n, t in _state(module)}
+        return {name: leaf.detach().clone() for name, leaf in _state(self._seeded_parts(seed)).items()}
+
+    def check(self, params: Params) -> None:
+        """Refuses weights of other networks."""
+        for name, shape in self._shapes.items():
+            if name not in params:
+                raise ValueError(f"weights of other networks: {name} is missing")
+            if params[name].shape != shape:
+                raise ValueError(
+                    f"weights of other networks: {name} is {tuple(params[name].shape)}, not {tuple(shape)}"
+                )
 
     def model(self, params: Params, *, training: bool = False) -> "Model":
         return Model(self, params, training=training)
@@ -77,7 +86,7 @@ class Networks:
 
     def _seeded_parts(self, seed: int) -> Parts:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             parts = self._build()
         for module in parts.values():
             _drop_batch_counters(module)
@@ -100,7 +109,7 @@ class Model:
         self.training = training
 
     def __getattr__(self, part: str) -> Callable[..., Tensor]:
-        if part not in self.networks.parts:
+        if part.startswith("_") or part not in self.networks.parts:
             raise AttributeError(f"no part {part!r}; the parts are {', '.join(self.networks.parts)}")
         return lambda *inputs: self.networks.call(part, self.params, self.training, *inputs)
 
@@ -129,15 +138,38 @@ def _drop_batch_counters(module: nn.Module) -> None:
             layer.num_batches_tracked = None
 
 
-def _state(module: nn.Module) -> list[tuple[str, Tensor]]:
-    """Parameters and persistent buffers."""
-    return list(module.state_dict(keep_vars=True).items())
+def _refuse_unusable(parts: Parts) -> None:
+    for part in parts:
+        if not part.isidentifier() or part in RESERVED or part.startswith("_"):
+            raise BadInput(f"a part of a network cannot be called {part!r}")
+    names: dict[int, str] = {}
+    for name, leaf in _state(parts).items():
+        other = names.setdefault(id(leaf), name)
+        if other != name:
+            raise BadInput(f"{name} and {other} are one tensor: tied weights cannot be averaged apart; untie them")
+
+
+def _state(parts: Parts) -> Params:
+    """Parameters and persistent buffers of all parts."""
+    return {f"{p}.{n}": leaf for p, m in parts.items() for n, leaf in m.state_dict(keep_vars=True).items()}
 
 
 def _slots(part: str, module: nn.Module) -> list[Slot]:
     slots: list[Slot] = []
-    for name, _ in _state(module):
+    for name in module.state_dict(keep_vars=True):
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
         slots.append((owner._parameters if last in owner._parameters else owner._buffers, last, f"{part}.{name}"))
     return slots
+
+
+def _signature(parts: Parts) -> str:
+    """A digest of everything but the values of parameters: kinds of layers, their settings, shapes, buffers."""
+    digest = hashlib.sha256()
+    for part, module in parts.items():
+        for name, layer in module.named_modules():
+            own = {k: v for k, v in vars(layer).items() if k not in {"_parameters", "_buffers", "_modules"}}
+            shapes = {k: (v.shape, v.requires_grad) for k, v in layer._parameters.items() if v is not None}
+            buffers = {k: v.tolist() for k, v in layer._buffers.items() if v is not None}
+            digest.update(repr((part, name, type(layer), own, shapes, buffers)).encode())
+    return digest.hexdigest()

@@ -13,6 +13,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 from torch import Tensor
 
+from protofed.errors import BadInput
 from protofed.tree import Params, Tree
 
 Gradient = Callable[[Params], Params]
@@ -45,6 +46,10 @@ class Sgd:
     """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
     lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """The learning rate of round t is lr · lr_decayᵗ."""
+
+    def __post_init__(self) -> None:
+        if self.nesterov and not self.momentum:
+            raise BadInput("nesterov = true needs a momentum above 0")
 
     def for_round(self, round: int) -> Self:
         return replace(self, lr=self.lr * self.lr_decay**round)

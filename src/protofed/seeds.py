@@ -7,7 +7,7 @@ import torch
 
 def derive_seed(root: int, *path: str | int) -> int:
     """A 63-bit seed for this place: the same on every machine, unrelated between places."""
-    text = "\0".join(f"{type(word).__name__}:{word}" for word in (root, *path))
+    text = "\0".join(f"{type(word).__name__}:{word!r}" for word in (root, *path))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 

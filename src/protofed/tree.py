@@ -8,6 +8,8 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from protofed.errors import RunFailed
+
 Params = dict[str, Tensor]
 """Named tensors of a network: its parameters and its buffers."""
 
@@ -43,7 +45,10 @@ def leaves(tree: Tree) -> list[Tensor]:
 def named_leaves(tree: Tree) -> dict[str, Tensor]:
     """Leaf by path, such as `params/features.0.weight`, in the order of the tree."""
     pairs, _ = pytree.tree_flatten_with_path(tree)
-    return {"/".join(_word(key) for key in path): leaf for path, leaf in pairs}
+    named = {"/".join(_word(key) for key in path): leaf for path, leaf in pairs}
+    if len(named) != len(pairs):
+        raise ValueError(f"two leaves of a tree have the same name, one of {', '.join(named)}")
+    return named
 
 
 def with_leaves(like: T, new: Sequence[Tensor]) -> T:
@@ -64,28 +69,36 @@ def select(params: Params, names: Sequence[str]) -> Params:
 class Mean:
     """A weighted mean of trees as a fold: memory does not grow with the number of trees.
 
-    Sums are in float64, so that the order of arrival does not change a bit of the float32 result.
+    Leaves are matched by name. Sums are in float64, so that the order of the trees is lost in rounding to float32.
     """
 
     def __init__(self) -> None:
-        self._first: Tree = None
-        self._sums: list[Tensor] = []
+        self._like: Tree = None
+        self._sums: dict[str, Tensor] = {}
         self._weight = 0.0
 
     def add(self, tree: Tree, weight: float = 1.0) -> None:
-        if self._first is None:
-            self._first = tree
-            self._sums = [torch.zeros_like(leaf, dtype=torch.float64) for leaf in leaves(tree)]
-        for total, leaf in zip(self._sums, leaves(tree), strict=True):
-            total.add_(leaf.double(), alpha=weight)
+        named = named_leaves(tree)
+        if self._like is None:
+            self._like = map(lambda leaf: leaf.new_empty(0), tree)  # structure and dtypes, without the tensors
+            self._sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in named.items()}
+        if named.keys() != self._sums.keys():
+            raise ValueError("the mean of trees that have different leaves")
+        for name, leaf in named.items():
+            self._sums[name].add_(leaf.double(), alpha=weight)
         self._weight += weight
 
     def value(self) -> Tree:
         if self._weight <= 0:
-            raise ValueError("the mean of nothing: no tree was added, or all weights were zero")
-        kinds = [leaf.dtype for leaf in leaves(self._first)]
-        means = [(total / self._weight).to(kind) for total, kind in zip(self._sums, kinds, strict=True)]
-        return with_leaves(self._first, means)
+            raise RunFailed("there is no mean: nothing was added to it, or only at weight 0")
+        means = {name: total / self._weight for name, total in self._sums.items()}
+        likes = named_leaves(self._like)
+        return with_leaves(self._like, [_as_kind(means[name], like.dtype) for name, like in likes.items()])
+
+
+def _as_kind(mean: Tensor, kind: torch.dtype) -> Tensor:
+    """Whole numbers, such as an index that a network keeps in a buffer, are rounded."""
+    return mean.to(kind) if kind.is_floating_point else mean.round().to(kind)
 
 
 def _word(key: Any) -> str:

@@ -61,5 +61,7 @@ def _refuse_duplicate_names(data: bytes) -> None:
     size = int.from_bytes(data[:8], "little")
     try:
         json.loads(data[8 : 8 + size], object_pairs_hook=unique)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except WireError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not a safetensors file: {error}") from error

@@ -21,7 +21,7 @@ from protofed.method import Method, Reply, Task, Total
 from protofed.networks import Model, Networks, Parts, matching
 from protofed.optim import Sgd
 from protofed.runtimes.federation import Federation, State, Training
-from protofed.runtimes.gate import refusal
+from protofed.runtimes.gate import admitted
 from protofed.runtimes.jobs import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
@@ -111,7 +111,7 @@ def reply_of(of: Federation, state: State, client: str) -> Reply[Any, Any]:
     """What one client would reply now."""
     message = of.method.message_for(state.server, client)
     memory = of.memory_of(state, client, message)
-    job = Job(client, of.method.train, of.local(client, state.round), message, memory)
+    job = Job(client, of.method.train, of.local(client, state.round), message, memory, of.method.init_memory)
     [(_, outcome)] = of.runtime.run([job])
     assert isinstance(outcome, Reply), f"client {client} failed: {outcome}"
     return outcome
@@ -268,7 +268,8 @@ def trained_by_hand(
         momentum=sgd.momentum,
         weight_decay=sgd.weight_decay,
     )
-    draws = torch.Generator().manual_seed(derive_seed(TRAINING.seed, "fit", client, round, fit))
+    step = derive_seed(TRAINING.seed, "step", client, round, "round", 1)
+    draws = torch.Generator().manual_seed(derive_seed(step, "fit", fit))
     plan = training_plan(TASK.clients[client], TRAINING.batch_size, epochs, TASK.transform, draws)
     seen = []
     for step in range(len(plan.index)):
@@ -353,7 +354,7 @@ def _assert_no_examples(leaves: dict[str, Tensor], data: Data, client: str) -> N
 
 def check_records_survive_the_wire(method: Method) -> None:
     of, state = federation(method), usual(method, 1)
-    central = of.central(state.round)
+    central = of.central(state.round, "round")
     fresh = method.init_server(central)
     like = method.upload_like(state.server, central)
     for client in TASK.clients:
@@ -372,8 +373,8 @@ def check_records_survive_the_wire(method: Method) -> None:
             assert_same(back, value, f"the {what} of {client} after the wire")
             assert type(back) is type(value), f"the {what} of {client} is a {type(back)} after the wire"
             assert wire.encode(back) == data, f"the {what} of {client} is encoded differently the second time"
-        refused = refusal(client, reply.upload, like, CLASSES)
-        assert refused is None, f"the gate refuses the upload of {client}: {refused}"
+        passed = admitted(client, reply.upload, like, CLASSES)
+        assert not isinstance(passed, Failure), f"the gate refuses the upload of {client}: {passed}"
     again = of.advance(through_the_wire(of, state))
     assert_same(whole(again), whole(usual(method, 2)), "a round from decoded state")
 
@@ -381,7 +382,7 @@ def check_records_survive_the_wire(method: Method) -> None:
 def through_the_wire(of: Federation, state: State) -> State:
     """The state as another process would have it."""
     method = of.method
-    fresh = method.init_server(of.central(0))
+    fresh = method.init_server(of.central(0, "round"))
     memories = {
         client: wire.decode(
             wire.encode(memory), method.init_memory(of.local(client, 0), method.message_for(fresh, client))

@@ -106,7 +106,7 @@ def test_the_body_is_the_mean_by_numbers_of_examples() -> None:
 
 def test_heads_start_from_the_common_initial_weights_and_nobody_has_a_public_model() -> None:
     of, state = federation(FEDREP), usual(FEDREP, 0)
-    initial = of.central(0).initial_params()
+    initial = of.central(0, "round").initial_params()
     for client in TASK.clients:
         memory = of.memory_of(state, client, FEDREP.message_for(state.server, client))
         assert_same(FEDREP.local_weights(state.server, memory), initial, f"the start of {client}")

@@ -23,12 +23,15 @@ from methods.conformance import (
 )
 from protofed.data import Batch
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fpl import FPL, Clustered
+from protofed.methods.fpl import FPL, Targets
 from protofed.networks import Parts
 from protofed.prototypes.class_means import Prototypes
 
 # The prototypes of one class at five clients: three in one direction, two in another.
 TWO_DIRECTIONS = [[2.0, 0.0], [4.0, 0.0], [3.0, 0.3], [0.0, 1.0], [0.0, 3.0]]
+
+
+GLOBAL = FPL(contrast_with="global", consistent_with="global")
 
 
 def client(*rows: list[float] | None) -> Prototypes:
@@ -37,49 +40,52 @@ def client(*rows: list[float] | None) -> Prototypes:
     return Prototypes(torch.tensor(means), torch.tensor([0.0 if row is None else 5.0 for row in rows]))
 
 
-def combined(clients: list[Prototypes], method: FPL | None = None, previous: Clustered | None = None) -> Clustered:
+def combined(clients: list[Prototypes], method: FPL | None = None, previous: Targets | None = None) -> Targets:
     method = method or FPL()
     return method.combine(clients, previous or method.no_prototypes(len(clients[0].mean), 2))
 
 
-def rows(known: Clustered, c: int) -> list[list[float]]:
+def rows(known: Targets, c: int) -> list[list[float]]:
     """The cluster prototypes of a class, in an order of their own."""
-    return sorted(known.clusters[c][known.is_cluster[c]].tolist())
+    return sorted(known.clusters[known.label == c].tolist())
 
 
 # ---- the server
 
 
 def test_unbiased_prototypes_count_each_cluster_once_and_global_ones_each_client() -> None:
-    known = combined([client(row, None) for row in TWO_DIRECTIONS])
+    clients = [client(row, None) for row in TWO_DIRECTIONS]
+    known, plain = combined(clients), combined(clients, GLOBAL)
     # Clusters: ((2, 0) + (4, 0) + (3, 0.3)) / 3 = (3, 0.1) and ((0, 1) + (0, 3)) / 2 = (0, 2), Eq. (5).
     # Unbiased: ((3, 0.1) + (0, 2)) / 2 = (1.5, 1.05), Eq. (6).
     # Global: (2 + 4 + 3) / 5 = 1.8 and (0.3 + 1 + 3) / 5 = 0.86, Eq. (3): nearer to the larger cluster.
     torch.testing.assert_close(torch.tensor(rows(known, 0)), torch.tensor([[0.0, 2.0], [3.0, 0.1]]))
-    torch.testing.assert_close(known.unbiased.mean[0], torch.tensor([1.5, 1.05]))
-    torch.testing.assert_close(known.plain.mean[0], torch.tensor([1.8, 0.86]))
+    torch.testing.assert_close(known.consistent.mean[0], torch.tensor([1.5, 1.05]))
+    torch.testing.assert_close(plain.consistent.mean[0], torch.tensor([1.8, 0.86]))
+    torch.testing.assert_close(torch.tensor(rows(plain, 0)), torch.tensor([[1.8, 0.86]]))
 
 
 def test_numbers_of_examples_do_not_weigh_prototypes() -> None:
     heavy = Prototypes(torch.tensor([[2.0, 0.0]]), torch.tensor([1000.0]))
     light = Prototypes(torch.tensor([[4.0, 0.0]]), torch.tensor([1.0]))
-    known = combined([heavy, light])
-    # (2 + 4) / 2 = 3, where weights would give 2.002.
-    assert rows(known, 0) == [[3.0, 0.0]]
-    assert known.unbiased.mean.tolist() == known.plain.mean.tolist() == [[3.0, 0.0]]
+    for method in (FPL(), GLOBAL):
+        known = combined([heavy, light], method)
+        # (2 + 4) / 2 = 3, where weights would give 2.002.
+        assert rows(known, 0) == known.consistent.mean.tolist() == [[3.0, 0.0]]
 
 
 def test_a_class_that_one_client_has_is_that_clients_prototype() -> None:
-    known = combined([client([2.0, 0.0], None), client([4.0, 0.0], None), client([3.0, 0.3], [5.0, 6.0])])
-    assert rows(known, 1) == [[5.0, 6.0]]
-    assert known.unbiased.mean[1].tolist() == known.plain.mean[1].tolist() == [5.0, 6.0]
+    clients = [client([2.0, 0.0], None), client([4.0, 0.0], None), client([3.0, 0.3], [5.0, 6.0])]
+    for method in (FPL(), GLOBAL):
+        known = combined(clients, method)
+        assert rows(known, 1) == [[5.0, 6.0]]
+        assert known.consistent.mean[1].tolist() == [5.0, 6.0]
 
 
 def test_a_class_that_nobody_has_is_not_known() -> None:
     known = combined([client(row, None) for row in TWO_DIRECTIONS])
-    assert not known.is_cluster[1].any()
-    assert known.unbiased.is_known.tolist() == known.plain.is_known.tolist() == [True, False]
-    assert not known.clusters[1].any()
+    assert rows(known, 1) == []
+    assert known.consistent.is_known.tolist() == [True, False]
 
 
 def test_a_class_that_nobody_sends_this_time_keeps_its_prototypes() -> None:
@@ -87,9 +93,8 @@ def test_a_class_that_nobody_sends_this_time_keeps_its_prototypes() -> None:
     known = combined([client([1.0, 1.0], None), client([1.0, 2.0], None)], previous=before)
     assert rows(known, 1) == rows(before, 1)
     assert len(rows(known, 1)) == 2
-    for kind in ("unbiased", "plain"):
-        assert_same(getattr(known, kind).mean[1], getattr(before, kind).mean[1], kind)
-        assert getattr(known, kind).is_known.tolist() == [True, True]
+    assert_same(known.consistent.mean[1], before.consistent.mean[1], "the prototype of the consistency")
+    assert known.consistent.is_known.tolist() == [True, True]
 
 
 def test_the_first_partition_of_finch_is_finer_than_the_last() -> None:
@@ -108,8 +113,8 @@ def test_the_first_partition_of_finch_is_finer_than_the_last() -> None:
 def test_a_real_run_finds_more_than_one_cluster() -> None:
     """Otherwise runs would say nothing about clusters."""
     known = usual(FPL(), 1).server.prototypes
-    assert known.is_cluster.sum(1).max() > 1
-    assert not torch.equal(known.unbiased.mean, known.plain.mean)
+    assert known.label.bincount().max() > 1
+    assert not torch.equal(known.consistent.mean, usual(GLOBAL, 1).server.prototypes.consistent.mean)
 
 
 # ---- the loss
@@ -117,10 +122,9 @@ def test_a_real_run_finds_more_than_one_cluster() -> None:
 
 def test_the_contrast_by_hand() -> None:
     # z = (1, 0). Class 0 has prototypes along (1, 0) and (0, 1), class 1 along (−1, 0): cosines 1, 0 and −1.
-    clusters = torch.tensor([[[2.0, 0.0], [0.0, 3.0]], [[-1.0, 0.0], [0.0, 0.0]]])
-    is_cluster = torch.tensor([[True, True], [True, False]])
+    clusters = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0], [0.0, 0.0]])
     nothing = Prototypes(torch.zeros(2, 2), torch.zeros(2))
-    known = Clustered(clusters, is_cluster, nothing, nothing)
+    known = Targets(clusters, torch.tensor([0, 0, 1, -1]), nothing)
     z = torch.tensor([[5.0, 0.0], [5.0, 0.0]])
     found = FPL(consistency=False, temperature=0.5).prototype_loss(z, batch_of(z, [0, 1]), known)
     # τ = 0.5: of class 0, −log((e² + e⁰) / (e² + e⁰ + e⁻²)); of class 1, −log(e⁻² / (e² + e⁰ + e⁻²)).
@@ -132,30 +136,26 @@ def test_the_contrast_by_hand() -> None:
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 5.0), ("sum", 10.0)])
 def test_the_consistency_by_hand(reduction: str, expected: float) -> None:
     unbiased = Prototypes(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([3.0, 0.0]))
-    plain = Prototypes(torch.tensor([[2.0, 4.0], [0.0, 0.0]]), torch.tensor([3.0, 0.0]))
-    known = Clustered(torch.zeros(2, 1, 2), torch.zeros(2, 1, dtype=torch.bool), unbiased, plain)
+    known = Targets(torch.zeros(1, 2), torch.tensor([-1]), unbiased)
     z = torch.tensor([[2.0, 4.0], [9.0, 9.0]])
     method = FPL(contrast=False, consistency_reduction=reduction)
     # (2 − 1)² + (4 − 1)² = 10, or 5 on average; the second class has no prototype.
     assert method.prototype_loss(z, batch_of(z, [0, 1]), known).tolist() == [expected, 0.0]
-    to_global = FPL(contrast=False, consistency_reduction=reduction, consistent_with="global")
-    assert to_global.prototype_loss(z, batch_of(z, [0, 1]), known).tolist() == [0.0, 0.0]
 
 
-def known_and_batch() -> tuple[Clustered, Batch, Tensor]:
+def known_and_batch() -> tuple[Targets, Batch, Tensor]:
     """Three clusters for class 0, one for class 1, none for class 2, two for class 3; a batch with all classes."""
     draws = torch.Generator().manual_seed(0)
-    is_cluster = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]], dtype=torch.bool)
-    clusters = torch.rand(4, 3, FEATURES, generator=draws) * is_cluster[..., None]
+    label = torch.tensor([0, 0, 0, 1, 3, 3])
+    clusters = torch.rand(6, FEATURES, generator=draws)
     count = torch.tensor([9.0, 1.0, 0.0, 4.0])
-    unbiased = Prototypes(clusters.sum(1) / is_cluster.sum(1, keepdim=True).clamp(min=1), count)
-    plain = Prototypes(torch.rand(4, FEATURES, generator=draws) * (count > 0)[:, None], count)
+    consistent = Prototypes(torch.rand(4, FEATURES, generator=draws) * (count > 0)[:, None], count)
     x = torch.rand(7, FEATURES, generator=draws)
     batch = batch_of(x, [0, 1, 2, 3, 0, 3, 1], [1, 1, 1, 1, 1, 0, 1])
-    return Clustered(clusters, is_cluster, unbiased, plain), batch, torch.rand(4, FEATURES, generator=draws)
+    return Targets(clusters, label, consistent), batch, torch.rand(4, FEATURES, generator=draws)
 
 
-def loss_by_hand(method: FPL, known: Clustered, batch: Batch, classifier: Tensor) -> float:
+def loss_by_hand(method: FPL, known: Targets, batch: Batch, classifier: Tensor) -> float:
     """Eq. (12), an example at a time, with plain exp in float64."""
     total, counted = 0.0, 0
     for z, y, weight in zip(batch.x.double(), batch.y.tolist(), batch.weight.tolist(), strict=True):
@@ -164,11 +164,7 @@ def loss_by_hand(method: FPL, known: Clustered, batch: Batch, classifier: Tensor
         counted += 1
         logits = classifier.double() @ z
         total += -log(logits[y].exp().item() / logits.exp().sum().item())
-        by_class = {
-            c: [known.plain.mean[c]] if method.contrast_with == "global" else known.clusters[c][known.is_cluster[c]]
-            for c in range(len(known.clusters))
-            if known.plain.count[c] > 0
-        }
+        by_class = {c: known.clusters[known.label == c] for c in known.label.unique().tolist()}
         if method.contrast and y in by_class:
             shares = {
                 c: sum(exp(float(z @ p.double() / (z.norm() * p.double().norm())) / method.temperature) for p in own)
@@ -176,7 +172,7 @@ def loss_by_hand(method: FPL, known: Clustered, batch: Batch, classifier: Tensor
             }
             total += -log(shares[y] / sum(shares.values()))
         if method.consistency and y in by_class:
-            target = (known.plain if method.consistent_with == "global" else known.unbiased).mean[y].double()
+            target = known.consistent.mean[y].double()
             squares = sum((float(a) - float(b)) ** 2 for a, b in zip(z, target, strict=True))
             total += squares / len(z) if method.consistency_reduction == "mean" else squares
     return total / counted
@@ -187,9 +183,6 @@ def loss_by_hand(method: FPL, known: Clustered, batch: Batch, classifier: Tensor
     [
         FPL(),
         FPL(consistency_reduction="sum"),
-        FPL(consistent_with="global"),
-        FPL(contrast_with="global"),
-        FPL(contrast_with="global", consistent_with="global", consistency_reduction="sum"),
         FPL(contrast=False),
         FPL(consistency=False, temperature=0.2),
         FPL(contrast=False, consistency=False),
@@ -204,7 +197,7 @@ def test_the_loss_of_a_batch_is_equation_12(method: FPL) -> None:
 
 def test_a_temperature_at_which_exp_overflows_trains() -> None:
     known, batch, _ = known_and_batch()
-    opposite = torch.cat([-known.clusters[0, :1], known.clusters[1, :1], torch.zeros(1, FEATURES)])
+    opposite = torch.cat([-known.clusters[:1], known.clusters[3:4], torch.zeros(1, FEATURES)])
     z = torch.cat([batch.x, opposite]).requires_grad_()
     y = torch.cat([batch.y, torch.tensor([0, 1, 0])])
     loss = FPL(temperature=0.01).prototype_loss(z, batch_of(z.detach(), y), known)
@@ -218,14 +211,14 @@ def test_a_temperature_at_which_exp_overflows_trains() -> None:
 
 def test_no_gradient_reaches_prototypes() -> None:
     known, batch, _ = known_and_batch()
-    leaves = [known.clusters, known.unbiased.mean, known.plain.mean]
+    leaves = [known.clusters, known.consistent.mean]
     for leaf in leaves:
         leaf.requires_grad_()
     z = batch.x.requires_grad_()
     loss = FPL().prototype_loss(z, batch, known).sum()
     gradient, *others = torch.autograd.grad(loss, [z, *leaves], allow_unused=True)
     assert gradient.abs().sum() > 0
-    assert others == [None, None, None]
+    assert others == [None, None]
 
 
 # ---- the client
@@ -235,21 +228,19 @@ def means_of(z: Tensor, y: Tensor) -> Prototypes:
     """Eq. (2) by a loop."""
     mean, count = torch.zeros(CLASSES, FEATURES), torch.zeros(CLASSES)
     for c in y.unique().tolist():
-        mean[c], count[c] = z[y == c].double().mean(0).float(), (y == c).sum()
+        mean[c], count[c] = z[y == c].double().mean(0).float(), 1.0  # which classes, not how many examples of each
     return Prototypes(mean, count)
 
 
 def test_a_client_descends_equation_12_and_sends_the_mean_features_of_its_last_epoch() -> None:
     state = usual(FPL(temperature=0.5), 1)
     known = state.server.prototypes
-    everyone = known.clusters.flatten(0, 1)[known.is_cluster.flatten()]
-    class_of = torch.arange(CLASSES)[:, None].expand_as(known.is_cluster)[known.is_cluster]
 
     def loss(parts: Parts, z: Tensor, batch: Batch) -> Tensor:
         rows = batch.weight > 0
-        shares = (torch.nn.functional.cosine_similarity(z[:, None], everyone, dim=-1) / 0.5).softmax(-1)
-        own = (shares * (class_of == batch.y[:, None])).sum(-1)
-        pull = (z - known.unbiased.mean[batch.y]).square().mean(-1)
+        shares = (torch.nn.functional.cosine_similarity(z[:, None], known.clusters, dim=-1) / 0.5).softmax(-1)
+        own = (shares * (known.label == batch.y[:, None])).sum(-1)
+        pull = (z - known.consistent.mean[batch.y]).square().mean(-1)
         return mean_cross_entropy(parts, z, batch) + (-own.log() + pull)[rows].mean()
 
     expected, seen = trained_by_hand(state.server.params, "ann", loss, round=1)
@@ -276,5 +267,5 @@ def test_recomputed_prototypes_are_the_mean_features_of_the_final_weights_in_eva
 
 
 def test_the_first_round_is_cross_entropy_alone() -> None:
-    assert not usual(FPL(), 0).server.prototypes.is_cluster.any()
+    assert usual(FPL(), 0).server.prototypes.label.tolist() == [-1]
     assert_same(usual(FPL(), 1).server.params, usual(FedAvg(), 1).server.params, "the first round")

@@ -99,10 +99,10 @@ def test_averaging_one_client_is_local_training(method: Method) -> None:
 
 def test_with_one_cluster_per_class_the_contrast_is_a_softmax_over_class_prototypes() -> None:
     known = end(FPL(), TWO_CLIENTS).server.prototypes
-    assert known.is_cluster.sum(1).tolist() == [1] * CLASSES  # two prototypes are each other's first neighbour
+    assert known.label.tolist() == list(range(CLASSES))  # two prototypes are each other's first neighbour
     z = torch.rand(6, FEATURES, generator=torch.Generator().manual_seed(0))
     batch = batch_of(z, [0, 1, 2, 3, 3, 0])
-    cosines = F.cosine_similarity(z[:, None], known.plain.mean[None], dim=-1)
+    cosines = F.cosine_similarity(z[:, None], known.clusters[None], dim=-1)
     softmax = F.cross_entropy(cosines / 0.02, batch.y, reduction="none")
     found = FPL(consistency=False).prototype_loss(z, batch, known)
     torch.testing.assert_close(found, softmax, rtol=1e-4, atol=1e-5)
@@ -110,10 +110,11 @@ def test_with_one_cluster_per_class_the_contrast_is_a_softmax_over_class_prototy
 
 def test_with_one_cluster_per_class_the_consistency_is_the_pull_of_fedproto() -> None:
     known = end(FPL(), TWO_CLIENTS).server.prototypes
-    assert_same(known.unbiased, known.plain, "unbiased and global prototypes")
+    plain = end(FPL(consistent_with="global"), TWO_CLIENTS).server.prototypes
+    assert_same(known.consistent, plain.consistent, "unbiased and global prototypes")
     z = torch.rand(4, FEATURES, generator=torch.Generator().manual_seed(0))
     batch = batch_of(z, [0, 1, 2, 3])
-    pull = contrast.pull(z, batch.y, known.plain.mean, known.plain.is_known)
+    pull = contrast.pull(z, batch.y, known.consistent.mean, known.consistent.is_known)
     assert torch.equal(FPL(contrast=False).prototype_loss(z, batch, known), pull)
     fpl, fedproto = end(FPL(contrast=False), TWO_CLIENTS), end(FedProtoAvg(), TWO_CLIENTS)
     assert_same(fpl.server.params, fedproto.server.params, "weights after three rounds")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.runtimes.gate import refusal
+from protofed.runtimes.gate import admitted
 from protofed.runtimes.jobs import Failure, Reason
 from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
 
@@ -45,13 +45,30 @@ def with_params(change: Callable[[Params], Params]) -> Upload:
 
 
 def refused(upload: Tree) -> Failure | None:
-    return refusal("c", upload, good(), num_classes=3)
+    """Why the gate refuses an upload; None if it passes, in the structure that was asked for."""
+    passed = admitted("c", upload, good(), num_classes=3)
+    if isinstance(passed, Failure):
+        return passed
+    assert isinstance(passed, Upload)
+    assert isinstance(passed.prototypes, Prototypes)
+    return None
 
 
 def test_a_good_upload_passes() -> None:
     assert refused(good()) is None
-    assert refusal("c", Nothing(), Nothing(), 3) is None
-    assert refusal("c", torch.ones(2), torch.zeros(2), 3) is None
+    assert admitted("c", Nothing(), Nothing(), 3) == Nothing()
+    assert torch.equal(admitted("c", torch.ones(2), torch.zeros(2), 3), torch.ones(2))
+
+
+def test_what_passes_has_the_structure_and_order_that_was_asked_for() -> None:
+    """A dict for a record, and names in another order, say the same: methods see them as they expect."""
+    whole = good()
+    params = dict(reversed(whole.params.items()))
+    strange = {"label": whole.label, "params": params, "prototypes": whole.prototypes, "num_examples": torch.tensor(7)}
+    passed = admitted("c", strange, good(), 3)
+    assert isinstance(passed, Upload)
+    assert list(passed.params) == list(whole.params)
+    assert all(torch.equal(passed.params[name], whole.params[name]) for name in params)
 
 
 def test_names_in_a_dict_belong_to_the_networks() -> None:

@@ -265,25 +265,35 @@ def test_evaluation_changes_no_statistics_and_varies_nothing(networks: Networks)
 
 # ---- steps of a client
 
+STEP_SEED = 77
+
 
 @pytest.fixture
 def local(networks: Networks, data: Data) -> Local:
-    return Local("c02", 2, 9, CLASSES, networks, data, Transform(), OPTIMIZER, EPOCHS, SIZE, SEED)
+    return Local("c02", 2, 9, CLASSES, networks, data, Transform(), OPTIMIZER, EPOCHS, SIZE, SEED, STEP_SEED)
+
+
+def no_memory(local: Local, message: None) -> None:
+    return None
+
+
+def fit_seed(count: int) -> int:
+    return derive_seed(STEP_SEED, "fit", count)
 
 
 def outcome(local: Local, step: Callable[..., Any]) -> Any:
-    ((client, found),) = Sequential().run([Job(local.client, step, local, None, None)])
+    ((client, found),) = Sequential().run([Job(local.client, step, local, None, None, no_memory)])
     assert client == local.client
     return found
 
 
-def test_a_fit_of_a_client_is_seeded_by_its_name_round_and_count(local: Local, networks: Networks, data: Data) -> None:
+def test_a_fit_of_a_client_is_seeded_by_its_step_and_count(local: Local, networks: Networks, data: Data) -> None:
     async def twice(local: Local, message: None, memory: None) -> list[Params]:
         return [await local.fit(Objective(cross_entropy), params=networks.init(1)) for _ in range(2)]
 
     found = outcome(local, twice)
     for count in range(2):
-        seed = derive_seed(SEED, "fit", "c02", 2, count)
+        seed = fit_seed(count)
         assert bits(found[count]) == bits(fit(networks, data, Objective(cross_entropy), seed=seed))
     assert bits(found[0]) != bits(found[1])
 
@@ -295,7 +305,7 @@ def test_what_a_fit_names_comes_before_what_is_configured(local: Local, networks
         params = networks.init(1)
         return await local.fit(Objective(cross_entropy), params=params, epochs=1, optimizer=other, data=fewer)
 
-    seed = derive_seed(SEED, "fit", "c02", 2, 0)
+    seed = fit_seed(0)
     expected = fit(networks, fewer, Objective(cross_entropy), epochs=1, optimizer=Sgd(lr=0.125), seed=seed)
     assert bits(outcome(local, step)) == bits(expected)
 
@@ -322,7 +332,7 @@ def test_added_terms_are_descended_too_each_with_its_own_context(local: Local, n
         return await more.fit(Objective(base), params=networks.init(1), context=(own,))
 
     found = outcome(local, step)
-    seed = derive_seed(SEED, "fit", "c02", 2, 0)
+    seed = fit_seed(0)
     assert bits(found) == bits(fit(networks, data, Objective(whole), seed=seed))
     assert bits(found) != bits(fit(networks, data, Objective(cross_entropy), seed=seed))
 
@@ -361,7 +371,7 @@ def test_an_error_at_a_client_is_a_failure_that_says_where_and_the_next_client_w
         return "done"
 
     steps = {"a": broken, "b": misled, "c": good}
-    jobs = [Job(client, step, local, None, None) for client, step in steps.items()]
+    jobs = [Job(client, step, local, None, None, no_memory) for client, step in steps.items()]
     a, b, c = Sequential().run(jobs)
     assert isinstance(a[1], Failure)
     assert a[1].reason is Reason.CLIENT_ERROR

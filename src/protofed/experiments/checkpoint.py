@@ -133,7 +133,7 @@ def _read(path: Path, federation: Federation, identity: str) -> Checkpoint:
     if manifest["run"] != identity:
         raise RunFailed(f"{path} belongs to run {manifest['run']}, not to {identity}: its configuration differs")
     files = {name: _checked_file(path / name, digest) for name, digest in manifest["files"].items()}
-    method, central = federation.method, federation.central(manifest["round"])
+    method, central = federation.method, federation.central(manifest["round"], "load")
     server = wire.decode(files[SERVER], method.init_server(central))
     bare = State(manifest["round"], server, {})
     likes = {c: federation.memory_of(bare, c, method.message_for(server, c)) for c in manifest["clients"]}

@@ -149,7 +149,7 @@ class PrototypeSharing(
     ) -> Reply[PrototypeUpload, Nothing]:
         start = class_means.cleared(message.params, local.networks)
         params = await local.fit(Objective(self.loss), params=start, context=(message.prototypes,))
-        prototypes = await class_means.of_client(local, params, self.prototype_mode)
+        prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
         return Reply(PrototypeUpload(without(params, class_means.RECORDED), prototypes, local.num_examples), memory)
 
     def loss(self, model: Model, batch: Batch, known: Known) -> Tensor:

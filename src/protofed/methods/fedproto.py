@@ -2,14 +2,18 @@
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022.
 
-Sends: class prototypes. Keeps: its whole model. Server: unweighted mean of each class's prototypes over the clients
-that own it.
+Sends: class prototypes, and which classes it has. Keeps: its whole model. Server: unweighted mean of each class's
+prototypes over the clients that own it.
 
 Departures:
 1. Prototypes are averaged without weights, as all public code does; Eq. (6) of the paper weights by examples.
 2. The distance of Eq. (7) is the squared error averaged over the dimensions of the feature, as in the authors' code.
-3. The client's classifier predicts by default; the authors' rule, the nearest global prototype, is a setting.
-4. A class that no reply of a round holds keeps its prototype.
+3. The client's classifier predicts by default; the nearest global prototype is a setting. The authors' code takes the
+   nearest among the classes that the client has; here it is the nearest of all known classes.
+4. A client's prototypes are the running means of its last epoch by default, as in the authors' code; the paper reads as
+   recomputed after training (a setting).
+5. A class that no reply of a round holds keeps its prototype.
+6. An example whose class has no prototype is not pulled but counts in the mean over the batch.
 """
 
 from dataclasses import dataclass
@@ -62,7 +66,7 @@ class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
     async def train(self, local: Local, message: Prototypes, memory: OwnModel) -> Reply[Prototypes, OwnModel]:
         start = class_means.cleared(memory.params, local.networks)
         params = await local.fit(Objective(self.loss), params=start, context=(message,))
-        prototypes = await class_means.of_client(local, params, self.prototype_mode)
+        prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
         return Reply(prototypes, OwnModel(without(params, class_means.RECORDED)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
@@ -73,7 +77,7 @@ class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
         return batch.cross_entropy(model.classifier(z)) + self.pull_weight * batch.mean(pull)
 
     def predict(self, model: Model, x: Tensor, message: Prototypes, memory: OwnModel | None) -> Tensor:
-        """The own classifier, or the nearest prototype, Eq. (8)."""
+        """The own classifier, or the nearest prototype."""
         if self.inference == "classifier":
             return model.logits(x)
         return contrast.nearest(model.features(x), message.mean, message.is_known)

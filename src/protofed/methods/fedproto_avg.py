@@ -3,13 +3,16 @@
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022,
 in the form that FPL (CVPR 2023) and FedSeProto (ECAI 2024) compare against.
 
-Sends: weights and class prototypes. Keeps: nothing. Server: mean of the weights by the number of examples; unweighted
-mean of each class's prototypes over the clients that own it.
+Sends: weights, class prototypes, and which classes it has. Keeps: nothing. Server: mean of the weights by the
+number of examples; unweighted mean of each class's prototypes over the clients that own it.
 
 Departures:
 1. Prototypes are averaged without weights, as all public code does; Eq. (6) of the paper weights by examples.
 2. The distance of Eq. (7) is the squared error averaged over the dimensions of the feature, as in public code.
-3. A class that no reply of a round holds keeps its prototype.
+3. A client's prototypes are the running means of its last epoch by default, as in the authors' code; the paper reads as
+   recomputed after training (a setting).
+4. A class that no reply of a round holds keeps its prototype.
+5. An example whose class has no prototype is not pulled but counts in the mean over the batch.
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,8 @@ examples.
 
 Departures:
 1. The body trains for the configured number of local epochs (the paper: one, and more on CIFAR-100).
-2. While the head trains, the statistics of BatchNorm in the body move, as in the authors' code.
+2. Between rounds a client is tested with the server's body and its own head; some code tests the body that it trained.
+3. While the head trains, the statistics of BatchNorm in the body move, as in the authors' code.
 """
 
 from dataclasses import dataclass

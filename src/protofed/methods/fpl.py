@@ -2,9 +2,9 @@
 
 Huang, Ye, Shi, Li, Du: Rethinking Federated Learning with Domain Shift: A Prototype View, CVPR 2023.
 
-Sends: weights and class prototypes. Keeps: nothing. Server: mean of the weights by the number of examples; for each
-class FINCH clusters the clients' prototypes, the clusters' means are the cluster prototypes, and the mean of these is
-the unbiased prototype.
+Sends: weights, class prototypes, and which classes it has. Keeps: nothing. Server: mean of the weights by the number of
+examples; for each class FINCH clusters the clients' prototypes, the clusters' means are the cluster prototypes, and the
+mean of these is the unbiased prototype.
 
 Departures:
 1. FINCH's coarsest partition is the default, as in the authors' code; Eq. (4) describes the first one (a setting).
@@ -15,6 +15,8 @@ Departures:
 4. Eq. (3) divides by the number of clients; the mean here is over the clients that own the class.
 5. A class that no reply of a round holds keeps its prototypes.
 6. Eq. (8) is computed with logsumexp, so that small temperatures (0.01) train.
+7. An example whose class has no prototype adds nothing to Eq. (8) and (10) but counts in the mean over the batch, as in
+   the authors' code.
 """
 
 from dataclasses import dataclass
@@ -34,17 +36,18 @@ from protofed.tree import record
 
 
 @record
-class Clustered:
-    clusters: Tensor  # (C, J, D), zero where a class has fewer than J
-    is_cluster: Tensor  # (C, J), bool
-    unbiased: Prototypes  # the mean of each class's cluster prototypes
-    plain: Prototypes  # the mean of each class's client prototypes
+class Targets:
+    """What clients learn against."""
+
+    clusters: Tensor  # (M, D), the prototypes of the contrast, M = Σ J_c
+    label: Tensor  # (M,), their classes; −1 where there is none
+    consistent: Prototypes  # the prototype of the consistency for each class
 
 
 @dataclass(frozen=True)
-class FPL(PrototypeSharing[Clustered]):
+class FPL(PrototypeSharing[Targets]):
     temperature: Positive = 0.02
-    """τ in Eq. (8)."""
+    """τ in Eq. (7)."""
     contrast: bool = True
     """Whether the cluster prototypes contrastive loss, Eq. (8), is on."""
     consistency: bool = True
@@ -52,7 +55,7 @@ class FPL(PrototypeSharing[Clustered]):
     contrast_with: Literal["clusters", "global"] = "clusters"
     """Prototypes of the contrast: the cluster prototypes of Eq. (5), or the global ones of Eq. (3)."""
     consistent_with: Literal["unbiased", "global"] = "unbiased"
-    """Prototypes of the consistency: the unbiased ones of Eq. (9), or the global ones of Eq. (3)."""
+    """Prototypes of the consistency: the unbiased ones of Eq. (6), or the global ones of Eq. (3)."""
     consistency_reduction: Literal["mean", "sum"] = "mean"
     """Whether the squared error of Eq. (10) is averaged or summed over the dimensions of the feature."""
     finch_level: Literal["last", "first"] = "last"
@@ -60,49 +63,40 @@ class FPL(PrototypeSharing[Clustered]):
     prototype_mode: PrototypeMode = "running"
     """Whether a client's prototypes are the running means of its last epoch or recomputed after training."""
 
-    def no_prototypes(self, num_classes: int, dim: int) -> Clustered:
+    def no_prototypes(self, num_classes: int, dim: int) -> Targets:
         empty = class_means.no_prototypes(num_classes, dim)
-        is_cluster = torch.zeros(num_classes, 1, dtype=torch.bool)
-        return Clustered(torch.zeros(num_classes, 1, dim), is_cluster, empty, empty)
+        return Targets(torch.zeros(1, dim), torch.tensor([-1]), empty)
 
-    def combine(self, prototypes: list[Prototypes], previous: Clustered) -> Clustered:
-        """Cluster and unbiased prototypes of every class, Eq. (3), (4), (5) and (9)."""
-        by_class = [
-            self.clustered(torch.stack([p.mean[c] for p in prototypes if p.count[c] > 0]))
-            if any(p.count[c] > 0 for p in prototypes)
-            else previous.clusters[c][previous.is_cluster[c]]
-            for c in range(len(previous.clusters))
-        ]
-        plain = class_means.mean_over_owners(prototypes, previous.plain)
-        clusters, is_cluster = padded(by_class)
-        unbiased = clusters.double().sum(1) / is_cluster.sum(1, keepdim=True).clamp(min=1)
-        return Clustered(clusters, is_cluster, Prototypes(unbiased.float(), plain.count), plain)
+    def combine(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
+        """The prototypes of every class, Eq. (3) to (6)."""
+        clusters, label, consistent = [], [], previous.consistent.mean.clone()
+        owners = torch.stack([p.is_known for p in prototypes]).sum(0)
+        for c in range(len(owners)):
+            if owners[c]:
+                own = torch.stack([p.mean[c] for p in prototypes if p.is_known[c]])
+                contrasted, consistent[c] = self.of_class(own)
+            else:
+                contrasted = previous.clusters[previous.label == c]
+            clusters.append(contrasted)
+            label += [c] * len(contrasted)
+        count = torch.where(owners > 0, owners, previous.consistent.count)
+        return Targets(torch.cat(clusters), torch.tensor(label), Prototypes(consistent, count))
 
-    def clustered(self, means: Tensor) -> Tensor:
-        """The means of the clusters that FINCH finds among one class's prototypes, (J, D), Eq. (4) and (5)."""
-        partitions = finch(means)
-        return cluster_means(means, partitions[-1 if self.finch_level == "last" else 0]).to(means.dtype)
+    def of_class(self, own: Tensor) -> tuple[Tensor, Tensor]:
+        """What one class's client prototypes (N, D) are made into: contrasted (J, D) and consistent (D,)."""
+        partition = finch(own)[-1 if self.finch_level == "last" else 0]
+        clusters = cluster_means(own, partition)  # Eq. (4) and (5)
+        plain = own.double().mean(0)  # Eq. (3)
+        contrasted = clusters if self.contrast_with == "clusters" else plain[None]
+        consistent = clusters.mean(0) if self.consistent_with == "unbiased" else plain  # Eq. (6)
+        return contrasted.to(own.dtype), consistent.to(own.dtype)
 
-    def prototype_loss(self, z: Tensor, batch: Batch, known: Clustered) -> Tensor:
+    def prototype_loss(self, z: Tensor, batch: Batch, known: Targets) -> Tensor:
         """What the prototypes add to the objective of Eq. (12)."""
         loss = torch.zeros_like(batch.weight)
         if self.contrast:
-            clusters, is_cluster = known.clusters, known.is_cluster
-            if self.contrast_with == "global":
-                clusters, is_cluster = known.plain.mean[:, None], known.plain.is_known[:, None]
-            loss = loss + cluster_contrast(z, batch.y, clusters, is_cluster, self.temperature)
+            loss = loss + cluster_contrast(z, batch.y, known.clusters, known.label, self.temperature)
         if self.consistency:
-            target = known.unbiased if self.consistent_with == "unbiased" else known.plain
+            target = known.consistent
             loss = loss + pull(z, batch.y, target.mean, target.is_known, self.consistency_reduction)
         return loss
-
-
-def padded(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Lists of vectors as one tensor (C, J, D) and a mask (C, J) of what is real."""
-    most = max(1, *(len(row) for row in rows)) if rows else 1
-    clusters = torch.zeros(len(rows), most, rows[0].shape[-1])
-    is_cluster = torch.zeros(len(rows), most, dtype=torch.bool)
-    for c, row in enumerate(rows):
-        clusters[c, : len(row)] = row
-        is_cluster[c, : len(row)] = True
-    return clusters, is_cluster

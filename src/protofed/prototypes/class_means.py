@@ -19,7 +19,7 @@ moving model). `recomputed`: the mean of the trained model's features, in evalua
 @record
 class Prototypes:
     mean: Tensor  # (C, D), zero where the class is absent
-    count: Tensor  # (C,), examples behind each mean; 0 marks an absent class
+    count: Tensor  # (C,), what is behind each mean, examples or clients; 0 marks an absent class
 
     @property
     def is_known(self) -> Tensor:
@@ -33,6 +33,11 @@ class ClassSums:
 
     def prototypes(self) -> Prototypes:
         return Prototypes(self.total / self.count.clamp(min=1)[:, None], self.count)
+
+
+def ownership(prototypes: Prototypes) -> Prototypes:
+    """The same means, saying which classes there are and not how many examples of each."""
+    return Prototypes(prototypes.mean, prototypes.is_known.to(prototypes.count.dtype))
 
 
 def no_prototypes(num_classes: int, dim: int) -> Prototypes:
@@ -108,14 +113,10 @@ def _feature_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
 def mean_over_owners(prototypes: Iterable[Prototypes], previous: Prototypes) -> Prototypes:
     """The unweighted mean over the clients that own each class; a class that nobody sent stays as it was."""
     total = torch.zeros_like(previous.mean, dtype=torch.float64)
-    owners = torch.zeros_like(previous.count, dtype=torch.float64)
-    count = torch.zeros_like(previous.count, dtype=torch.float64)
+    owners = torch.zeros_like(previous.count)
     for local in prototypes:
         total += local.mean.double() * local.is_known[:, None]
         owners += local.is_known
-        count += local.count
     mean = (total / owners.clamp(min=1)[:, None]).to(previous.mean.dtype)
     is_new = owners > 0
-    return Prototypes(
-        torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, count.float(), previous.count)
-    )
+    return Prototypes(torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, owners, previous.count))

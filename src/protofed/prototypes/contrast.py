@@ -11,19 +11,17 @@ ABSENT = -1e9
 """The logit of a prototype that is not there: finite, so that gradients are; far below any real one."""
 
 
-def cluster_contrast(z: Tensor, y: Tensor, clusters: Tensor, is_cluster: Tensor, temperature: float) -> Tensor:
-    """−log of the share of the own class among all prototypes, of which a class may have several, (C, J, D).
+def cluster_contrast(z: Tensor, y: Tensor, means: Tensor, label: Tensor, temperature: float) -> Tensor:
+    """−log of the share of the own class's prototypes among all, of which a class may have several, (M, D).
 
-    Zero for an example whose class has no prototype.
+    `label` (M,) is the class of each prototype, −1 where there is none. Zero for an example whose class has none.
     """
-    num_classes, num_clusters, _ = clusters.shape
     unit = F.normalize(z.float(), dim=-1, eps=EPS)
-    targets = F.normalize(clusters.detach().float(), dim=-1, eps=EPS).flatten(0, 1)  # (C·J, D)
-    logits = (unit @ targets.T / temperature).view(-1, num_classes, num_clusters)  # (B, C, J)
-    logits = torch.where(is_cluster, logits, ABSENT)
-    by_class = logits.logsumexp(-1)  # (B, C)
-    own = by_class.gather(-1, y[:, None])[:, 0]
-    return torch.where(is_cluster.any(-1)[y], by_class.logsumexp(-1) - own, 0.0)
+    targets = F.normalize(means.detach().float(), dim=-1, eps=EPS)
+    logits = torch.where(label >= 0, unit @ targets.T / temperature, ABSENT)  # (B, M)
+    is_own = y[:, None] == label
+    own = torch.where(is_own, logits, ABSENT)
+    return torch.where(is_own.any(-1), logits.logsumexp(-1) - own.logsumexp(-1), 0.0)
 
 
 def pull(z: Tensor, y: Tensor, means: Tensor, is_known: Tensor, reduction: Literal["mean", "sum"] = "mean") -> Tensor:

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Interval
 
-from protofed.errors import RunFailed
+from protofed.errors import BadInput, RunFailed
 from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
 from protofed.networks import Networks
 from protofed.optim import Optimizer, Sgd
-from protofed.runtimes.gate import refusal
+from protofed.runtimes.gate import admitted
 from protofed.runtimes.jobs import Failure, Job, Runtime
 from protofed.runtimes.sequential import Sequential
-from protofed.seeds import generator
+from protofed.seeds import derive_seed, generator
 from protofed.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,11 @@ class Federation:
     """Told of every client whose step ended."""
     _networks: dict[ClientId, Networks] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        minimum, sampled = self.training.minimum_replies, len(self.sampled(0))
+        if minimum > sampled:
+            raise BadInput(f"training.minimum_replies is {minimum}, but only {sampled} clients take part in a round")
+
     def start(self) -> State:
         clients = self._clients(State(0, None, {}), self.ids, "setup")
         return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
@@ -98,7 +103,8 @@ class Federation:
             self._networks[client] = next(equal, new)
         return self._networks[client]
 
-    def local(self, client: ClientId, round: int) -> Local:
+    def local(self, client: ClientId, round: int, phase: str = "round", run: int = 1) -> Local:
+        """What a client's step works with; its place in the run of the federation decides its draws."""
         t = self.training
         return Local(
             client=client,
@@ -112,6 +118,7 @@ class Federation:
             epochs=t.epochs,
             batch_size=t.batch_size,
             seed=t.seed,
+            step_seed=derive_seed(t.seed, "step", client, round, phase, run),
         )
 
     def memory_of(self, state: State, client: ClientId, message: Tree) -> Tree:
@@ -120,10 +127,18 @@ class Federation:
             return state.memories[client]
         return self.method.init_memory(self.local(client, state.round), message)
 
-    def central(self, round: int) -> Central:
+    def central(self, round: int, phase: str) -> Central:
         t = self.training
-        networks = self.networks_of(self.ids[0])
-        return Central(self.task, networks, t.optimizer, round, t.rounds, t.seed, self.runtime.answer)
+        return Central(
+            task=self.task,
+            networks=self.networks_of(self.ids[0]),
+            optimizer=t.optimizer,
+            round=round,
+            num_rounds=t.rounds,
+            seed=t.seed,
+            phase_seed=derive_seed(t.seed, phase, round),
+            answer=self.runtime.answer,
+        )
 
     def _clients(self, state: State, ids: tuple[ClientId, ...], phase: str) -> "Participants":
         return Participants(self, state, ids, phase)
@@ -135,23 +150,29 @@ class Participants:
     def __init__(self, federation: Federation, state: State, ids: tuple[ClientId, ...], phase: str) -> None:
         self._federation = federation
         self._state = state
+        self._phase = phase
         self._where = f"round {state.round + 1}" if phase == "round" else phase
         self._kept: dict[ClientId, Tree] = {}
         self._failures: list[Failure] = []
+        self._runs = 0
         self._unread = 0
         self.ids = ids
 
     @cached_property
     def central(self) -> Central:
-        return self._federation.central(self._state.round)
+        return self._federation.central(self._state.round, self._phase)
 
     def run(
         self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Tree], like: Tree
     ) -> Iterator[tuple[ClientId, Tree]]:
         """Accepted uploads in canonical order, each given out as soon as it and those before it are there."""
         self._unread += 1
+        self._runs += 1
+        jobs = (self._job(client, step, message_for(client), self._runs) for client in self.ids)
+        return self._stream(jobs, like)
+
+    def _stream(self, jobs: Iterable[Job], like: Tree) -> Iterator[tuple[ClientId, Tree]]:
         good, failed_before = 0, len(self._failures)
-        jobs = (self._job(client, step, message_for(client)) for client in self.ids)
         for client, outcome in in_order(self.ids, self._federation.runtime.run(jobs)):
             upload = self._accepted(client, outcome, like)
             self._federation.on_client(client)
@@ -168,21 +189,19 @@ class Participants:
         memories = {**self._state.memories, **self._kept}
         return State(self._state.round, server, memories, tuple(self._failures))
 
-    def _job(self, client: ClientId, step: Step[Any, Any, Any], message: Tree) -> Job:
-        federation = self._federation
-        memory = self._kept.get(client)
-        if memory is None:
-            memory = federation.memory_of(self._state, client, message)
-        return Job(client, step, federation.local(client, self._state.round), message, memory)
+    def _job(self, client: ClientId, step: Step[Any, Any, Any], message: Tree, run: int) -> Job:
+        local = self._federation.local(client, self._state.round, self._phase, run)
+        memory = self._kept.get(client, self._state.memories.get(client))
+        return Job(client, step, local, message, memory, self._federation.method.init_memory)
 
     def _accepted(self, client: ClientId, outcome: Reply[Any, Any] | Failure, like: Tree) -> Tree | None:
         """The upload if it counts; a failed client keeps what it had."""
         if isinstance(outcome, Reply):
-            refused = refusal(client, outcome.upload, like, self._federation.task.num_classes)
-            if refused is None:
+            upload = admitted(client, outcome.upload, like, self._federation.task.num_classes)
+            if not isinstance(upload, Failure):
                 self._kept[client] = outcome.memory
-                return outcome.upload
-            outcome = refused
+                return upload
+            outcome = upload
         log.warning("%s: client %s left out: %s: %s", self._where, client, outcome.reason, outcome.detail)
         self._failures.append(outcome)
         return None
@@ -202,9 +221,13 @@ def in_order(ids: Sequence[ClientId], outcomes: Iterable[tuple[ClientId, Any]]) 
     arriving = iter(outcomes)
     for client in ids:
         while client not in early:
-            arrived, outcome = next(arriving)
+            arrived, outcome = next(arriving, (None, None))
+            if arrived is None:
+                raise RunFailed(f"the runtime lost client {client}: it gave back neither a reply nor a failure")
             early[arrived] = outcome
         yield client, early.pop(client)
+    for arrived, _ in arriving:
+        raise RunFailed(f"the runtime gave back client {arrived}, which was not asked for")
 
 
 def round_half_up(value: float) -> int:

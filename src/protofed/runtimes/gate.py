@@ -1,6 +1,6 @@
 """The gate that every upload passes before any method sees it."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -11,26 +11,31 @@ from protofed.method import ClientId
 from protofed.runtimes.jobs import Failure, Reason
 from protofed.tree import Tree
 
+T = TypeVar("T")
+
 COUNTS = {"count", "num_examples"}
 LABELS = {"label"}
 
 
-def refusal(client: ClientId, upload: Tree, like: Tree, num_classes: int) -> Failure | None:
-    """Why this upload cannot be aggregated, or None."""
-    expected, given = tree.named_leaves(like), tree.named_leaves(upload)
+def admitted(client: ClientId, upload: Tree, like: T, num_classes: int) -> T | Failure:
+    """The upload in the structure of `like`, or why it cannot be aggregated."""
+    expected = tree.named_leaves(like)
+    try:
+        given = tree.named_leaves(upload)
+    except (TypeError, ValueError) as error:
+        return Failure(client, Reason.KEY_UNEXPECTED, str(error))
     for path in expected:
         if path not in given:
             return Failure(client, Reason.KEY_MISSING, f"{path} is missing")
     for path in given:
         if path not in expected:
             return Failure(client, Reason.KEY_UNEXPECTED, f"{path} was not asked for")
-    fields = _field_names(upload)
-    for path, leaf in given.items():
-        found = _mismatch(leaf, expected[path]) or _bad_values(leaf, fields[path], num_classes)
+    for (path, leaf), name in zip(expected.items(), _field_names(like), strict=True):
+        found = _mismatch(given[path], leaf) or _bad_values(given[path], name, num_classes)
         if found:
             reason, detail = found
             return Failure(client, reason, f"{path}: {detail}")
-    return None
+    return tree.with_leaves(like, [given[path] for path in expected])
 
 
 def _mismatch(leaf: Any, like: Tensor) -> tuple[Reason, str] | None:
@@ -55,9 +60,8 @@ def _bad_values(leaf: Tensor, name: str | None, num_classes: int) -> tuple[Reaso
     return None
 
 
-def _field_names(upload: Tree) -> dict[str, str | None]:
+def _field_names(like: Tree) -> list[str | None]:
     """The record's field that each leaf is; None for entries of a dict, whose names belong to the networks."""
-    paths, _ = pytree.tree_flatten_with_path(upload)
+    paths, _ = pytree.tree_flatten_with_path(like)
     last = [path[-1] if path else None for path, _ in paths]
-    names = [key.name if isinstance(key, pytree.GetAttrKey) else None for key in last]
-    return dict(zip(tree.named_leaves(upload), names, strict=True))
+    return [key.name if isinstance(key, pytree.GetAttrKey) else None for key in last]

@@ -1,7 +1,7 @@
 """What the engine hands to a runtime, and what comes back."""
 
 import traceback
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -39,10 +39,13 @@ class Job:
     step: Step[Any, Any, Any]
     local: Local
     message: Tree
-    memory: Tree
+    memory: Tree | None
+    """None for a client that has never taken part."""
+    init_memory: Callable[[Local, Tree], Tree]
 
     def start(self) -> Coroutine[Any, Any, Reply[Any, Any]]:
-        return self.step(self.local, self.message, self.memory)
+        memory = self.init_memory(self.local, self.message) if self.memory is None else self.memory
+        return self.step(self.local, self.message, memory)
 
 
 class Runtime(Protocol):

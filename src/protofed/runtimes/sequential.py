@@ -54,13 +54,17 @@ def fit(request: Fit) -> Params:
     draws = torch.Generator().manual_seed(request.seed)
     plan = training_plan(request.data, request.batch_size, request.epochs, request.transform, draws)
     networks, params = request.networks, dict(request.params)
+    networks.check(params)
     trainable = tree.select(params, networks.trainable)
     buffers = {name: leaf.clone() for name, leaf in params.items() if name not in trainable}
     params |= buffers  # the networks update them in place
     trained = [without(matching(trainable, o.trains), o.freezes) for o in request.objectives]
+    for objective, names in zip(request.objectives, trained, strict=True):
+        if not names:
+            raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
     states = [request.optimizer.init(weights) for weights in trained]
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(request.seed)  # for networks that draw, such as dropout
+        torch.default_generator.manual_seed(request.seed)  # for networks that draw, such as dropout
         for step in range(len(plan.index)):
             batch = batch_at(request.data, plan, step, request.transform)
             for i, objective in enumerate(request.objectives):
