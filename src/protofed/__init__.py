@@ -12,6 +12,7 @@ from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
 from protofed.methods.fpl import FPL
+from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.networks import Model
 from protofed.optim import Adam, Asam, Sam, Sgd
@@ -34,6 +35,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "Local",
+    "LocalOnly",
     "Method",
     "Model",
     "Moon",

@@ -25,6 +25,7 @@ from protofed.experiments.sweep import folder_of, sweep
 from protofed.methods import METHODS
 from protofed.reports import demo as demonstration
 from protofed.reports import progress
+from protofed.reports.tables import NOTE
 from protofed.tasks import TASKS
 
 T = TypeVar("T")
@@ -121,7 +122,7 @@ def tasks(name: Annotated[str | None, typer.Argument(help="One task.")] = None, 
 
 @app.command()
 def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10,
     out_dir: OutDir = Path("results/demo"),
     as_json: AsJson = False,
 ) -> None:
@@ -140,6 +141,7 @@ def demo(
         _print_json([{"method": row.method, "seeds": list(row.seeds)} for row in made.comparison.rows])
         return
     out.print(made.comparison.rich(demonstration.TITLE))
+    out.print(NOTE, highlight=False)
     out.print(f"table   {made.table}\npicture {made.figure}", highlight=False, soft_wrap=True)
 
 
@@ -205,7 +207,8 @@ def _rounds_table(rounds: list[Round], summary: Mapping[str, float]) -> Table:
     for r in rounds[-1::-step][::-1]:
         table.add_row(str(r.round), *(f"{100 * v:.1f}" for v in (*r.domains.values(), r.average or 0.0)))
     table.add_section()
-    table.add_row("last five", *(f"{100 * v:.1f}" for v in summary.values()), style="bold")
+    columns = (*rounds[-1].domains, "average")
+    table.add_row("last five", *(f"{100 * summary[c]:.1f}" for c in columns), style="bold")
     return table
 
 

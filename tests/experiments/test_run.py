@@ -280,7 +280,7 @@ def test_the_result_has_rounds_server_and_a_model_for_each_client(python_result:
     assert python_result.server.params.keys() == python_result.model_for("c1").params.keys()
     logits = python_result.model_for("c0").logits(torch.zeros(4, 6))
     assert logits.shape == (4, 3)
-    assert python_result.accuracy("last").keys() == {"low", "high", "average"}
+    assert python_result.accuracy("last").keys() == {"low", "high", "average", "own_domain"}
     with pytest.raises(BadInput, match="no client 'nobody'; the clients are c0, c1, c2"):
         python_result.model_for("nobody")
 

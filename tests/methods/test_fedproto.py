@@ -24,7 +24,7 @@ from methods.conformance import (
 from protofed import wire
 from protofed.data import Batch
 from protofed.methods.fedproto import FedProto
-from protofed.methods.local import Local
+from protofed.methods.local import LocalOnly
 from protofed.networks import Parts
 from protofed.prototypes.class_means import Prototypes, no_prototypes
 
@@ -100,7 +100,7 @@ def test_clients_start_alike_keep_their_own_models_and_have_no_public_one() -> N
 
 def test_the_first_round_is_local_training_since_there_are_no_prototypes() -> None:
     assert not usual(FedProto(), 0).server.is_known.any()
-    assert_same(usual(FedProto(), 1).memories["ann"].params, usual(Local(), 1).memories["ann"].params, "round one")
+    assert_same(usual(FedProto(), 1).memories["ann"].params, usual(LocalOnly(), 1).memories["ann"].params, "round one")
 
 
 def test_a_client_trains_its_own_model_towards_the_global_prototypes() -> None:

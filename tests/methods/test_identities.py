@@ -24,7 +24,7 @@ from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
 from protofed.methods.fpl import FPL
-from protofed.methods.local import Local
+from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.prototypes import contrast
 from protofed.runtimes.federation import State
@@ -53,7 +53,7 @@ IDENTITIES = [
         id="FPL without both terms is FedAvg, however it makes prototypes",
     ),
     pytest.param(FedProtoAvg(pull_weight=0.0), FedAvg(), id="FedProtoAvg without its pull is FedAvg"),
-    pytest.param(FedProto(pull_weight=0.0), Local(), id="FedProto without its pull is local training"),
+    pytest.param(FedProto(pull_weight=0.0), LocalOnly(), id="FedProto without its pull is local training"),
     pytest.param(
         FPL(contrast=False, consistent_with="global"),
         FedProtoAvg(pull_weight=1.0),
@@ -75,7 +75,7 @@ DIFFERENCES = [
     pytest.param(FPL(), FPL(temperature=0.5), id="the temperature"),
     pytest.param(FedProtoAvg(), FedAvg(), id="FedProtoAvg"),
     pytest.param(FedProtoAvg(), FedProtoAvg(prototype_mode="recomputed"), id="how prototypes are made"),
-    pytest.param(FedProto(), Local(), id="FedProto"),
+    pytest.param(FedProto(), LocalOnly(), id="FedProto"),
 ]
 
 
@@ -93,7 +93,7 @@ def test_a_term_that_is_on_changes_the_result(method: Method, other: Method) -> 
 @pytest.mark.parametrize("method", [FedAvg(), FedProtoAvg(pull_weight=0.0), Moon(contrast_weight=0.0)], ids=repr)
 def test_averaging_one_client_is_local_training(method: Method) -> None:
     alone = small_task({"ann": [0, 1, 2, 3, 0, 1, 2, 3, 3]})
-    local = end(Local(), alone).memories["ann"]
+    local = end(LocalOnly(), alone).memories["ann"]
     assert_same(end(method, alone).server.params, local.params, "the only client's weights")
 
 

@@ -69,4 +69,4 @@ def _accuracies(
 
 def accuracy(confusion: Tensor) -> float:
     """The share of the diagonal."""
-    return float(confusion.diagonal().sum() / confusion.sum())
+    return (confusion.diagonal().double().sum() / confusion.double().sum()).item()

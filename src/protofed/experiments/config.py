@@ -203,10 +203,20 @@ def _name(registry: Mapping[str, type], instance: object) -> str:
 
 
 def _task_table(task: TaskSettings | Task) -> dict[str, Any]:
-    """Settings of a registered task; the shape of one of the user's own."""
+    """Settings of a registered task; a digest of the data of one of the user's own."""
     if isinstance(task, Task):
-        return {"name": task.name, "examples": {client: len(data) for client, data in sorted(task.clients.items())}}
+        return {"name": task.name, "fingerprint": fingerprint(task)}
     return {"name": _name(TASKS, task), **settings(task)}
+
+
+def fingerprint(task: Task) -> str:
+    """A digest of who holds which examples, so that a run is not resumed on other data."""
+    digest = hashlib.sha256()
+    for name, data in (*sorted(task.clients.items()), *sorted(task.tests.items())):
+        digest.update(name.encode())
+        for leaf in (data.x[data.index], data.labels):
+            digest.update(leaf.contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def _optimizer_table(optimizer: Optimizer) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Result:
         return federation.networks_of(client).model(method.local_weights(message, memory))
 
     def accuracy(self, summary: Summary = "last_five") -> dict[str, float]:
-        """Accuracy per domain and `average`, summed up over rounds."""
+        """Accuracy per domain, `average` and `own_domain`, summed up over rounds."""
         return summarised(self.rounds, summary)
 
 
@@ -135,10 +135,8 @@ class _Run:
         total = self.federation.training.rounds
         while state.round < total and not should_stop():
             state = self._one_round(state)
-        if state.round == total:
-            state = self.federation.finish(state)
-            if self.folder:
-                self.folder.end()
+        if state.round == total and self.folder:
+            self.folder.end()
         return Result(self.federation, state, tuple(self.rounds))
 
     def _first_state(self, resume: bool) -> State:
@@ -169,10 +167,12 @@ class _Run:
         clock = _Clock()
         participants = len(self.federation.sampled(state.round))
         state = self.federation.advance(state)
+        is_last = state.round == self.federation.training.rounds
+        if is_last:
+            state = self.federation.finish(state)
         clock.lap("train")
         result = Round(state.round, participants, {f.client: str(f.reason) for f in state.failures})
-        every, total = self.experiment.evaluate_every, self.federation.training.rounds
-        if state.round % every == 0 or state.round == total:
+        if is_last or state.round % self.experiment.evaluate_every == 0:
             result = _with_scores(result, evaluate(self.federation, state))
             clock.lap("evaluate")
         result = replace(result, seconds=clock.laps)
@@ -205,8 +205,8 @@ def parsed(lines: str) -> list[Round]:
 
 
 def summarised(rounds: Sequence[Round], summary: Summary) -> dict[str, float]:
-    """Accuracy per domain and their mean as `average`: over the last five evaluated rounds, in the last, or in the
-    best by `average`."""
+    """Accuracy per domain, their mean as `average`, and that of clients on their own domain as `own_domain` if clients
+    have one: the mean over the last five evaluated rounds, the last round, or the best by `average`."""
     evaluated = [r for r in rounds if r.is_evaluated]
     if not evaluated:
         raise BadInput("no round was evaluated yet")
@@ -218,7 +218,8 @@ def summarised(rounds: Sequence[Round], summary: Summary) -> dict[str, float]:
         case "best":
             chosen = [max(evaluated, key=lambda r: r.average or 0.0)]
     values = {domain: fmean(r.domains[domain] for r in chosen) for domain in chosen[0].domains}
-    return {**values, "average": fmean(values.values())}
+    own = [r.own_domain for r in chosen if r.own_domain is not None]
+    return {**values, "average": fmean(values.values()), **({"own_domain": fmean(own)} if own else {})}
 
 
 def _with_scores(result: Round, scores: Scores) -> Round:

@@ -9,11 +9,11 @@ from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
 from protofed.methods.fpl import FPL
-from protofed.methods.local import Local
+from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 
 METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
-    "local": Local,
+    "local": LocalOnly,
     "fedavg": FedAvg,
     "fedprox": FedProx,
     "moon": Moon,

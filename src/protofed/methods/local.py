@@ -11,15 +11,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from protofed.data import Batch
-from protofed.method import Central, ClientId, Method, Objective, Reply, Uploads
-from protofed.method import Local as Client
+from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Uploads
 from protofed.methods.families import OwnModel
 from protofed.networks import Model, Patterns
 from protofed.tree import Nothing, Params
 
 
 @dataclass(frozen=True)
-class Local(Method[Nothing, Nothing, OwnModel, Nothing]):
+class LocalOnly(Method[Nothing, Nothing, OwnModel, Nothing]):
     private: ClassVar[Patterns] = ("*",)
 
     def init_server(self, central: Central) -> Nothing:
@@ -36,13 +35,13 @@ class Local(Method[Nothing, Nothing, OwnModel, Nothing]):
             pass
         return server
 
-    def init_memory(self, local: Client, message: Nothing) -> OwnModel:
+    def init_memory(self, local: Local, message: Nothing) -> OwnModel:
         return OwnModel(local.initial_params())
 
     def local_weights(self, message: Nothing, memory: OwnModel) -> Params:
         return memory.params
 
-    async def train(self, local: Client, message: Nothing, memory: OwnModel) -> Reply[Nothing, OwnModel]:
+    async def train(self, local: Local, message: Nothing, memory: OwnModel) -> Reply[Nothing, OwnModel]:
         params = await local.fit(Objective(self.loss), params=memory.params)
         return Reply(Nothing(), OwnModel(params))
 

@@ -11,7 +11,8 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 
 def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Path, title: str) -> None:
     """One panel per domain and one for their average; one line per method, the mean of its seeds in their range."""
-    from matplotlib.figure import Figure  # a slow import that only pictures need
+    from matplotlib.figure import Figure  # slow imports that only pictures need
+    from matplotlib.ticker import MaxNLocator
 
     first = next(iter(runs.values()))[0]
     panels = [*next(r for r in first if r.is_evaluated).domains, "average"]
@@ -26,6 +27,7 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
             axis.fill_between(shown, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
         axis.set_title(panel, fontsize=11, fontweight="bold" if panel == "average" else "normal")
         axis.set_xlabel("round")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("accuracy, %")

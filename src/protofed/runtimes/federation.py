@@ -79,8 +79,10 @@ class Federation:
         return replace(state, round=state.round + 1)
 
     def finish(self, state: State) -> State:
+        """The state after the method's last word."""
         clients = self._clients(state, self.ids, "finish")
-        return clients.after(self.method.finish(state.server, clients))
+        finished = clients.after(self.method.finish(state.server, clients))
+        return replace(finished, failures=(*state.failures, *finished.failures))
 
     @cached_property
     def ids(self) -> tuple[ClientId, ...]:
@@ -209,7 +211,11 @@ class Participants:
     def _require_enough(self, good: int, failures: Sequence[Failure]) -> None:
         minimum = self._federation.training.minimum_replies
         if good < minimum:
-            first = f" The first failure: {failures[0].client}: {failures[0].detail}." if failures else ""
+            first = (
+                f" The first failure: {failures[0].client}: {failures[0].reason}: {failures[0].detail}."
+                if failures
+                else ""
+            )
             raise RunFailed(
                 f"{self._where}: {good} of {len(self.ids)} clients replied well, and the run needs {minimum}.{first}"
             )
