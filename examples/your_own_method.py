@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 import protofed
-from protofed import Batch, Local, Model
+from protofed import Batch, Model
 from protofed.methods.families import GlobalModel, Weights
 from protofed.tree import Nothing
 
@@ -14,9 +14,6 @@ from protofed.tree import Nothing
 class FedSmall(GlobalModel[Nothing]):
     feature_decay: float = 0.01
     """How strongly features are drawn to zero."""
-
-    def init_memory(self, local: Local, message: Weights) -> Nothing:
-        return Nothing()
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         z = model.features(batch.x)

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
 from annotated_types import Ge, Gt
@@ -28,7 +28,7 @@ from protofed.errors import BadInput
 from protofed.networks import Model, Networks, Parts, Patterns
 from protofed.optim import Optimizer
 from protofed.seeds import derive_seed, generator
-from protofed.tree import Params, Tree, record
+from protofed.tree import Nothing, Params, Tree, record
 
 ClientId = str
 
@@ -372,9 +372,9 @@ class Method(ABC, Generic[Server, Message, Memory, Upload]):
 
     # ---- the client's half
 
-    @abstractmethod
     def init_memory(self, local: Local, message: Message) -> Memory:
-        """What a client keeps before it first takes part."""
+        """What a client keeps before it first takes part; nothing, unless the method says otherwise."""
+        return cast(Memory, Nothing())
 
     @abstractmethod
     def local_weights(self, message: Message, memory: Memory) -> Params:

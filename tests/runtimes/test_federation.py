@@ -146,7 +146,9 @@ def test_too_few_good_replies_end_the_run_and_nothing_is_committed(tiny_task: Ta
     good = Federation(Moon(), tiny_task, training)
     before = good.advance(good.start())
     kept = bits((before.server, before.memories))
-    message = "round 2: 2 of 4 clients replied well, and the run needs 3. The first failure: c01: told to fail."
+    message = (
+        "round 2: 2 of 4 clients replied well, and the run needs 3. The first failure: c01: CLIENT_ERROR: told to fail."
+    )
     with pytest.raises(RunFailed, match=message):
         replace(good, runtime=Faulty({"c03", "c01"})).advance(before)
     assert bits((before.server, before.memories)) == kept

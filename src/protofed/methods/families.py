@@ -138,9 +138,6 @@ class PrototypeSharing(
             prototypes.append(upload.prototypes)
         return WeightsAndPrototypes(mean.value(), self.combine(prototypes, server.prototypes))
 
-    def init_memory(self, local: Local, message: WeightsAndPrototypes[Known]) -> Nothing:
-        return Nothing()
-
     def local_weights(self, message: WeightsAndPrototypes[Known], memory: Nothing) -> Params:
         return message.params
 

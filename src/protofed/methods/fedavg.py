@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from protofed.data import Batch
-from protofed.method import Local
 from protofed.methods.families import GlobalModel, Weights
 from protofed.networks import Model
 from protofed.tree import Nothing
@@ -21,8 +20,5 @@ from protofed.tree import Nothing
 
 @dataclass(frozen=True)
 class FedAvg(GlobalModel[Nothing]):
-    def init_memory(self, local: Local, message: Weights) -> Nothing:
-        return Nothing()
-
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.data import Batch
-from protofed.method import Local, NonNegative
+from protofed.method import NonNegative
 from protofed.methods.families import GlobalModel, Weights
 from protofed.networks import Model
 from protofed.tree import Nothing
@@ -26,9 +26,6 @@ from protofed.tree import Nothing
 class FedProx(GlobalModel[Nothing]):
     proximal_weight: NonNegative = 0.01
     """μ in Eq. (2): how strongly a client is held to the received weights."""
-
-    def init_memory(self, local: Local, message: Weights) -> Nothing:
-        return Nothing()
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         """The local objective, Eq. (2)."""
