@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,3 +148,41 @@ def test_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
     again = protofed("demo", "--rounds", 1, "--out", tmp_path, "--json")
     assert {row["method"] for row in json.loads(again.stdout)} == {"local", "fedavg", "fedproto", "fpl"}
     assert all(path.read_bytes() == lines for path, lines in before.items()), "finished runs were run again"
+
+
+def demo_process(out: Path) -> "subprocess.Popen[str]":
+    """A demo that has begun to work."""
+    command = [sys.executable, "-m", "protofed.cli", "demo", "--rounds", "50", "--out", str(out)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: len(list(out.glob("*/checkpoint/00000[1-9]"))) > 0)
+    return running
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_demo_stopped_by_ctrl_c_stops_its_runs_after_their_rounds(tmp_path: Path) -> None:
+    with demo_process(tmp_path) as running:
+        running.send_signal(signal.SIGINT)
+        _, complaint = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "run the same command again to continue" in complaint
+    assert "Traceback" not in complaint
+    assert not list(tmp_path.glob("*/done"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the children of a process")
+def test_the_runs_of_a_demo_that_is_killed_end_too(tmp_path: Path) -> None:
+    with demo_process(tmp_path) as running:
+        children = children_of(running.pid)
+        assert children
+        running.kill()
+    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), seconds=20)

@@ -155,9 +155,11 @@ def main() -> None:
         _fail(error, BAD_INPUT)
     except RunFailed as error:
         _fail(error, RUN_FAILED)
+    except KeyboardInterrupt:
+        _fail("stopped at once; what was saved is intact", STOPPED)
 
 
-def _fail(error: Exception, code: int) -> None:
+def _fail(error: Exception | str, code: int) -> None:
     err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
@@ -170,8 +172,8 @@ def _stop_signal(advice: str) -> Iterator[Callable[[], bool]]:
     def ask(number: int, frame: Any) -> None:
         asked.append(number)
         err.print(f"stopping after this round; {advice}", style="yellow", markup=False, soft_wrap=True)
-        for known in before:
-            signal.signal(known, signal.SIG_DFL)
+        for known, handler in before.items():
+            signal.signal(known, handler)
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from multiprocessing.synchronize import Event
@@ -54,10 +56,18 @@ _stop: Event | None = None
 
 
 def _prepare(stop: Event) -> None:
-    """In a new process: Ctrl-C is for the parent, which passes it on."""
+    """In a new process: Ctrl-C is for the parent, which passes it on; without the parent there is nothing to do."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent is gone; a run may end anywhere and be resumed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
 
 
 def _one(config: Config, out: Path) -> None:
