@@ -170,7 +170,8 @@ class Participants:
         """Accepted uploads in canonical order, each given out as soon as it and those before it are there."""
         self._unread += 1
         self._runs += 1
-        jobs = (self._job(client, step, message_for(client), self._runs) for client in self.ids)
+        run = self._runs
+        jobs = (self._job(client, step, message_for(client), run) for client in self.ids)
         return self._stream(jobs, like)
 
     def _stream(self, jobs: Iterable[Job], like: Tree) -> Iterator[tuple[ClientId, Tree]]:
@@ -211,11 +212,7 @@ class Participants:
     def _require_enough(self, good: int, failures: Sequence[Failure]) -> None:
         minimum = self._federation.training.minimum_replies
         if good < minimum:
-            first = (
-                f" The first failure: {failures[0].client}: {failures[0].reason}: {failures[0].detail}."
-                if failures
-                else ""
-            )
+            first = "".join(f" The first failure: {f.client}: {f.reason}: {f.detail}." for f in failures[:1])
             raise RunFailed(
                 f"{self._where}: {good} of {len(self.ids)} clients replied well, and the run needs {minimum}.{first}"
             )
