@@ -298,3 +298,14 @@ def test_the_result_has_rounds_server_and_a_model_for_each_client(python_result:
 def test_bad_arguments_are_refused_before_work_starts(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         protofed.run(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_folder_is_not_resumed_on_other_data(tmp_path: Path) -> None:
+    from experiment_doubles import small_task
+
+    task, settings = small_task(), {"rounds": 1, "epochs": 1, "batch_size": 8, "folder": tmp_path, "resume": True}
+    first = protofed.run("fedavg", task, **settings)
+    assert protofed.run("fedavg", task, **settings).rounds == first.rounds
+    changed = replace(task, clients={**task.clients, "c0": task.clients["c0"].rows(torch.arange(5))})
+    with pytest.raises(RunFailed, match="its configuration differs"):
+        protofed.run("fedavg", changed, **settings)
