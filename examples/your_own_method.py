@@ -18,7 +18,7 @@ class FedSmall(GlobalModel[Nothing]):
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         z = model.features(batch.x)
         decay = self.feature_decay * batch.mean(z.square().mean(-1))
-        return batch.cross_entropy(model.classifier(z)) + decay
+        return batch.cross_entropy(model.scores(z)) + decay
 
 
 if __name__ == "__main__":

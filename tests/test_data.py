@@ -87,7 +87,13 @@ def test_draws_stay_in_their_ranges_and_reach_them() -> None:
 
 
 def test_the_mean_of_a_batch_ignores_filler() -> None:
-    batch = Batch(torch.zeros(4), torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor(True))
+    batch = Batch(
+        torch.zeros(4),
+        torch.tensor([0, 1, 0, 1]),
+        torch.tensor([1.0, 1.0, 0.0, 0.0]),
+        torch.arange(4),
+        torch.tensor(True),
+    )
     assert batch.mean(torch.tensor([1.0, 4.0, 100.0, 100.0])) == 2.5
     logits = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, -9.0], [9.0, -9.0]])
     by_hand = (np.log(2) + np.log(1 + np.exp(-1))) / 2
@@ -95,7 +101,7 @@ def test_the_mean_of_a_batch_ignores_filler() -> None:
 
 
 def test_the_mean_of_filler_alone_is_zero() -> None:
-    batch = Batch(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.tensor(True))
+    batch = Batch(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.arange(2), torch.tensor(True))
     assert batch.mean(torch.tensor([3.0, 4.0])) == 0
 
 

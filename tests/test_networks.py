@@ -224,3 +224,19 @@ def test_patterns_choose_names() -> None:
     assert list(without(params, ("*.weight",))) == ["features.1.bias"]
     assert matching(params, ("Features.*",)) == {}
     assert matching(params, ()) == {}
+
+
+def test_a_projection_stands_between_features_and_classifier_if_there_is_one() -> None:
+    def parts(has_projection: bool) -> Parts:
+        between = {"projection": nn.Linear(4, 3)} if has_projection else {}
+        return {"features": nn.Linear(2, 4), **between, "classifier": nn.Linear(3 if has_projection else 4, 5)}
+
+    x = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    for has_projection in (False, True):
+        model = Networks(lambda has_projection=has_projection: parts(has_projection))
+        model = model.model(model.init(1))
+        z = model.features(x)
+        read = model.projection(z) if has_projection else z
+        assert torch.equal(model.embedding(z), read)
+        assert torch.equal(model.scores(z), model.classifier(read))
+        assert torch.equal(model.logits(x), model.classifier(read))

@@ -24,6 +24,7 @@ class Batch:
     x: Tensor  # (B, ...)
     y: Tensor  # (B,)
     weight: Tensor  # (B,), 0 for the rows that only fill the batch
+    index: Tensor  # (B,), rows of the store, by which a context may hold more about an example
     is_last_epoch: Tensor  # (), whether this is the last pass of the fit over the data
 
     def mean(self, values: Tensor) -> Tensor:
@@ -163,7 +164,7 @@ def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
 def batch_at(data: Data, plan: Plan, step: int, transform: Transform) -> Batch:
     index = plan.index[step]
     x = transform.vary(transform.scale(data.x[index]), plan.draws.at(step))
-    return Batch(transform.normalise(x), data.y[index], plan.weight[step], plan.is_last_epoch[step])
+    return Batch(transform.normalise(x), data.y[index], plan.weight[step], index, plan.is_last_epoch[step])
 
 
 def _crop(x: Tensor, offset: Tensor, height: int, width: int) -> Tensor:

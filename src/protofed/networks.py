@@ -113,8 +113,17 @@ class Model:
             raise AttributeError(f"no part {part!r}; the parts are {', '.join(self.networks.parts)}")
         return lambda *inputs: self.networks.call(part, self.params, self.training, *inputs)
 
+    def embedding(self, z: Tensor) -> Tensor:
+        """What the classifier reads: the features, through the part `projection` if there is one."""
+        return self.projection(z) if "projection" in self.networks.parts else z
+
+    def scores(self, z: Tensor) -> Tensor:
+        """Scores of the classes, from features."""
+        return self.classifier(self.embedding(z))
+
     def logits(self, x: Tensor) -> Tensor:
-        return self.classifier(self.features(x))
+        """Scores of the classes, from inputs."""
+        return self.scores(self.features(x))
 
     @property
     def trainable(self) -> Params:

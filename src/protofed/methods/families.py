@@ -153,4 +153,4 @@ class PrototypeSharing(
         """The local objective: cross-entropy and what the method adds."""
         z = model.features(batch.x)
         class_means.record_last_epoch(model, z, batch)
-        return batch.cross_entropy(model.classifier(z)) + batch.mean(self.prototype_loss(z, batch, known))
+        return batch.cross_entropy(model.scores(z)) + batch.mean(self.prototype_loss(z, batch, known))

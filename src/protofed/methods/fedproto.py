@@ -74,7 +74,7 @@ class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
         z = model.features(batch.x)
         class_means.record_last_epoch(model, z, batch)
         pull = contrast.pull(z, batch.y, known.mean, known.is_known)
-        return batch.cross_entropy(model.classifier(z)) + self.pull_weight * batch.mean(pull)
+        return batch.cross_entropy(model.scores(z)) + self.pull_weight * batch.mean(pull)
 
     def predict(self, model: Model, x: Tensor, message: Prototypes, memory: OwnModel | None) -> Tensor:
         """The own classifier, or the nearest prototype."""

@@ -7,7 +7,8 @@ Sends: weights. Keeps: the weights it trained last. Server: mean weighted by the
 Departures:
 1. A client that has not trained before has no previous model, and the contrast is left out in its first round (the
    authors' code does the same by an empty pool).
-2. The contrast is taken on the features that the classifier reads; the paper adds a projection head to the network.
+2. The contrast is taken on what the classifier reads: the output of the projection head if the network has one, as in
+   the paper, and the features if not.
 3. Both teachers are in evaluation mode.
 """
 
@@ -45,12 +46,17 @@ class Moon(GlobalModel[Previous]):
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Previous) -> Tensor:
         """The local objective, Eq. (4)."""
-        z = model.features(batch.x)
+        z = represented(model, batch.x)
         with torch.no_grad():
-            z_global = model.frozen(message.params).features(batch.x)
-            z_previous = model.frozen(memory.params).features(batch.x)
+            z_global = represented(model.frozen(message.params), batch.x)
+            z_previous = represented(model.frozen(memory.params), batch.x)
         contrast = model_contrast(z, z_global, z_previous, self.temperature) * memory.exists
         return batch.cross_entropy(model.classifier(z)) + self.contrast_weight * batch.mean(contrast)
+
+
+def represented(model: Model, x: Tensor) -> Tensor:
+    """What the classifier reads, z in Sec. 3.3 of the paper."""
+    return model.embedding(model.features(x))
 
 
 def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
