@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -240,3 +241,73 @@ def test_a_projection_stands_between_features_and_classifier_if_there_is_one() -
         assert torch.equal(model.embedding(z), read)
         assert torch.equal(model.scores(z), model.classifier(read))
         assert torch.equal(model.logits(x), model.classifier(read))
+
+
+def closure(activation: Callable[[Tensor], Tensor]) -> nn.Module:
+    class Inner(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return activation(x)
+
+    return nn.Sequential(nn.Linear(2, 2), Inner())
+
+
+def masked(seed: int) -> nn.Module:
+    layer = nn.Linear(2, 2)
+    layer.mask = torch.randn(2000, generator=torch.Generator().manual_seed(seed))  # printed abbreviated
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: closure(torch.relu), lambda: closure(torch.tanh)),
+        (lambda: masked(1), lambda: masked(2)),
+    ],
+)
+def test_networks_whose_difference_is_not_printed_are_not_taken_as_equal(one: Any, other: Any) -> None:
+    def signature(build: Callable[[], nn.Module]) -> str:
+        return Networks(lambda: {"features": build()}).signature
+
+    assert signature(one) != signature(other)
+    assert signature(lambda: masked(1)) == signature(lambda: masked(1))
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer, in one of three ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("calls", torch.zeros(1), persistent=way != "unsaved")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "assigned":
+            self.calls = self.calls + 1
+        else:
+            self.calls.add_(1)
+        return x * self.weight
+
+
+@pytest.mark.parametrize("way", ["in place", "assigned"])
+def test_a_buffer_that_changes_is_changed_in_the_weights(way: str) -> None:
+    networks = Networks(lambda: {"features": Counting(way)})
+    params = networks.init(0)
+    for _ in range(3):
+        networks.model(params, training=True).features(torch.ones(1))
+    assert params["features.calls"].item() == 3
+    assert networks.init(0)["features.calls"].item() == 0
+    networks.check_constants()
+
+
+def test_state_that_is_neither_saved_nor_sent_is_refused() -> None:
+    networks = Networks(lambda: {"features": Counting("unsaved")})
+    networks.check_constants()
+    networks.model(networks.init(0), training=True).features(torch.ones(1))
+    with pytest.raises(ValueError, match=r"changed \.calls, which is not saved: register it with persistent=True"):
+        networks.check_constants()
+
+
+def test_weights_are_laid_out_as_a_checkpoint_lays_them_out() -> None:
+    networks = Networks(lambda: {"features": nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)})
+    assert all(leaf.is_contiguous() for leaf in networks.init(0).values())

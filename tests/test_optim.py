@@ -143,7 +143,8 @@ def sam_climb(weights: list[nn.Parameter], rho: float = 0.05) -> list[Tensor]:
 
 
 def asam_climb(weights: list[nn.Parameter], rho: float = 0.5, eta: float = 0.2) -> list[Tensor]:
-    scales = [w.detach().abs() + eta for w in weights]
+    # biases, the tensors of one dimension here, are not scaled
+    scales = [w.detach().abs() + eta if w.dim() > 1 else torch.ones_like(w) for w in weights]
     norm = torch.sqrt(sum(((s * w.grad) ** 2).sum() for s, w in zip(scales, weights, strict=True)))
     return [rho * s**2 * w.grad / norm for s, w in zip(scales, weights, strict=True)]
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,15 +20,13 @@ from protofed.experiments import config as configuration
 from protofed.experiments.describe import about, settings_of
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Round, execute, parsed, summarised
-from protofed.experiments.sections import nearest
+from protofed.experiments.sections import chosen
 from protofed.experiments.sweep import folder_of, sweep
 from protofed.methods import METHODS
 from protofed.reports import demo as demonstration
 from protofed.reports import progress
 from protofed.reports.tables import NOTE
 from protofed.tasks import TASKS
-
-T = TypeVar("T")
 
 BAD_INPUT, RUN_FAILED, STOPPED = 2, 3, 130
 
@@ -60,7 +58,9 @@ def run(
     overrides = [*(set_ or []), *([f"training.seed={seed}"] if seed is not None else [])]
     config = configuration.load(experiment, overrides)
     folder = folder_of(config, out_dir)
-    if not folder.is_done:
+    if folder.is_done:
+        folder.warn_of_other_versions()
+    else:
         advice = f"resume with the same command and --resume ({folder.path})"
         with _stop_signal(advice) as should_stop, progress.observer(err if as_json else out) as observer:
             result = execute(config.experiment(), folder, resume=resume, observer=observer, should_stop=should_stop)
@@ -86,7 +86,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = No
     if name is None:
         _list(METHODS, "method", as_json)
         return
-    cls = _known(METHODS, name, "method")
+    cls = chosen(METHODS, name, "method")
     settings = settings_of(cls)
     if as_json:
         _print_json({"name": name, "about": about(cls), "settings": [asdict(setting) for setting in settings]})
@@ -105,7 +105,7 @@ def tasks(name: Annotated[str | None, typer.Argument(help="One task.")] = None, 
     if name is None:
         _list(TASKS, "task", as_json)
         return
-    cls = _known(TASKS, name, "task")
+    cls = chosen(TASKS, name, "task")
     task = cls().build()
     tests = {domain: len(data) for domain, data in task.tests.items()}
     clients = {c: {"domain": task.domain_of.get(c), "examples": len(d)} for c, d in task.clients.items()}
@@ -223,12 +223,6 @@ def _list(registry: Mapping[str, type], kind: str, as_json: bool) -> None:
     for key, text in lines.items():
         table.add_row(key, text)
     out.print(table)
-
-
-def _known(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
-    if name not in registry:
-        raise BadInput(f"{kind} {name!r} is unknown{nearest(name, registry)}")
-    return registry[name]
 
 
 def _print_json(value: Any) -> None:

@@ -64,7 +64,7 @@ class Task:
         if not self.clients:
             raise BadInput(f"task {self.name}: there are no clients")
         for client in self.clients:
-            if not client or "/" in client:
+            if not isinstance(client, str) or not client or "/" in client:
                 raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
         for kind, sets in (("client", self.clients), ("test set", self.tests)):
             for name, data in sets.items():
@@ -72,6 +72,8 @@ class Task:
                 _check(data, where, self.num_classes)
                 self.transform.check(data.x, where)
         for client, domain in self.domain_of.items():
+            if client not in self.clients:
+                raise BadInput(f"task {self.name}: domain_of names {client!r}, who is not a client")
             if domain not in self.tests:
                 raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
 
@@ -87,6 +89,8 @@ def _check(data: Data, where: str, num_classes: int) -> None:
         raise BadInput(f"{where} has no examples: leave it out, or give it some")
     if len(data.x) != len(data.y):
         raise BadInput(f"{where} has {len(data.x)} inputs and {len(data.y)} labels")
+    if data.x.dtype not in (torch.uint8, torch.float32):
+        raise BadInput(f"{where} has inputs of type {data.x.dtype}: make them torch.float32, or torch.uint8 for images")
     if data.y.dtype != torch.int64:
         raise BadInput(f"{where} has labels of type {data.y.dtype}: make them torch.int64")
     if data.index.min() < 0 or data.index.max() >= len(data.y):
@@ -115,6 +119,8 @@ class Request(Generic[T_co]):
     context: tuple[Tree, ...]
     data: Data
     transform: Transform
+    seed: int
+    """Of everything that the work draws."""
 
     def __await__(self) -> Generator["Request[Any]", Any, T_co]:
         answer: T_co = yield self
@@ -129,7 +135,6 @@ class Fit(Request[Params]):
     optimizer: Optimizer
     epochs: int
     batch_size: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -176,7 +181,7 @@ class Local:
     step_seed: int
     """The root of the draws of this step."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
-    _fits: Iterator[int] = field(default_factory=itertools.count)
+    _requests: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def num_examples(self) -> Tensor:
@@ -209,7 +214,7 @@ class Local:
             optimizer=(optimizer or self.optimizer).for_round(self.round),
             epochs=self.epochs if epochs is None else epochs,
             batch_size=self.batch_size,
-            seed=derive_seed(self.step_seed, "fit", next(self._fits)),
+            seed=self._next_seed(),
         )
 
     async def total(
@@ -221,7 +226,7 @@ class Local:
     ) -> T:
         """Σ statistic(model, batch, *context) over the client's examples."""
         data = self.data if data is None else data
-        return await Total(self.networks, params, context, data, self.transform, statistic)
+        return await Total(self.networks, params, context, data, self.transform, self._next_seed(), statistic)
 
     async def map(
         self,
@@ -232,7 +237,10 @@ class Local:
     ) -> T:
         """function(model, batch, *context) for each of the client's examples, in order."""
         data = self.data if data is None else data
-        return await Map(self.networks, params, context, data, self.transform, function)
+        return await Map(self.networks, params, context, data, self.transform, self._next_seed(), function)
+
+    def _next_seed(self) -> int:
+        return derive_seed(self.step_seed, "request", next(self._requests))
 
     def adding(self, term: Callable[..., Tensor], *context: Tree) -> "Local":
         """The same, but every fit also descends `term(model, batch, *context)`: how one method wraps another."""

@@ -20,8 +20,9 @@ Parts = dict[str, nn.Module]
 Patterns = tuple[str, ...]
 """Shell patterns of names in `Params`, such as `("features.*",)`."""
 
-Slot = tuple[dict[str, Any], str, str]
-"""Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`."""
+Slot = tuple[dict[str, Any], str, str, bool]
+"""Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
+buffer."""
 
 
 def matching(params: Params, patterns: Patterns) -> Params:
@@ -50,6 +51,7 @@ class Networks:
             mode: {part: _slots(part, module) for part, module in modules.items()}
             for mode, modules in self._modes.items()
         }
+        self._constants = [_constants(module) for modules in self._modes.values() for module in modules.values()]
         state = _state(parts)
         self._shapes = {name: leaf.shape for name, leaf in state.items()}
         self.trainable = tuple(name for name, leaf in state.items() if leaf.requires_grad)
@@ -64,7 +66,8 @@ class Networks:
 
     def init(self, seed: int) -> Params:
         """Fresh weights. A part's weights depend on the seed and on the parts built before it."""
-        return {name: leaf.detach().clone() for name, leaf in _state(self._seeded_parts(seed)).items()}
+        state = _state(self._seeded_parts(seed))
+        return {name: leaf.detach().clone(memory_format=torch.contiguous_format) for name, leaf in state.items()}
 
     def check(self, params: Params) -> None:
         """Refuses weights of other networks."""
@@ -80,9 +83,24 @@ class Networks:
         return Model(self, params, training=training)
 
     def call(self, part: str, params: Params, training: bool, *inputs: Any) -> Any:
-        for store, name, key in self._slots[training][part]:
+        """What a part gives at these weights; buffers of `params` change in place if it changes them."""
+        slots = self._slots[training][part]
+        for store, name, key, _ in slots:
             store[name] = params[key]
-        return self._modes[training][part](*inputs)
+        output = self._modes[training][part](*inputs)
+        for store, name, key, is_buffer in slots:
+            if is_buffer and store[name] is not params[key]:  # assigned anew, not changed in place
+                params[key].copy_(store[name].detach())
+        return output
+
+    def check_constants(self) -> None:
+        """Refuses networks that keep state where it is neither saved nor sent."""
+        for constants in self._constants:
+            for name, store, last, leaf, version in constants:
+                if store[last] is not leaf or leaf._version != version:
+                    raise ValueError(
+                        f"the network changed {name}, which is not saved: register it with persistent=True"
+                    )
 
     def _seeded_parts(self, seed: int) -> Parts:
         with torch.random.fork_rng(devices=[]):
@@ -168,8 +186,19 @@ def _slots(part: str, module: nn.Module) -> list[Slot]:
     for name in module.state_dict(keep_vars=True):
         path, _, last = name.rpartition(".")
         owner = module.get_submodule(path)
-        slots.append((owner._parameters if last in owner._parameters else owner._buffers, last, f"{part}.{name}"))
+        is_buffer = last in owner._buffers
+        slots.append((owner._buffers if is_buffer else owner._parameters, last, f"{part}.{name}", is_buffer))
     return slots
+
+
+def _constants(module: nn.Module) -> list[tuple[str, dict[str, Any], str, Tensor, int]]:
+    """Buffers that are not part of the state, with the version that they must keep."""
+    return [
+        (f"{path}.{name}", layer._buffers, name, leaf, leaf._version)
+        for path, layer in module.named_modules()
+        for name, leaf in layer._buffers.items()
+        if leaf is not None and name in layer._non_persistent_buffers_set
+    ]
 
 
 def _signature(parts: Parts) -> str:
@@ -177,8 +206,24 @@ def _signature(parts: Parts) -> str:
     digest = hashlib.sha256()
     for part, module in parts.items():
         for name, layer in module.named_modules():
-            own = {k: v for k, v in vars(layer).items() if k not in {"_parameters", "_buffers", "_modules"}}
+            own = {k: v for k, v in vars(layer).items() if k not in {"_parameters", "_modules"}}
             shapes = {k: (v.shape, v.requires_grad) for k, v in layer._parameters.items() if v is not None}
-            buffers = {k: v.tolist() for k, v in layer._buffers.items() if v is not None}
-            digest.update(repr((part, name, type(layer), own, shapes, buffers)).encode())
+            digest.update(repr((part, name, id(type(layer)), _fact(own), shapes)).encode())
     return digest.hexdigest()
+
+
+def _fact(value: Any) -> Any:
+    """Something whose repr is equal only for equal values; what cannot be compared is equal only to itself."""
+    match value:
+        case None | bool() | int() | float() | str() | torch.dtype() | torch.Size():
+            return value
+        case Tensor():
+            data = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+            return value.dtype, value.shape, hashlib.sha256(data).hexdigest()
+        case dict():
+            return [(_fact(k), _fact(v)) for k, v in value.items()]
+        case list() | tuple():
+            return [_fact(item) for item in value]
+        case set() | frozenset():
+            return sorted(repr(_fact(item)) for item in value)
+    return type(value).__name__, id(value)

@@ -146,7 +146,7 @@ class Sam(_SharpnessAware):
 
 @dataclass(frozen=True)
 class Asam(_SharpnessAware):
-    """Adaptive SAM (Kwon et al., ICML 2021): the neighbourhood is scaled by the size of each weight."""
+    """Adaptive SAM (Kwon et al., ICML 2021): the neighbourhood is scaled by the size of each weight, biases aside."""
 
     rho: Amount = 0.5
     """ρ, the radius of the scaled neighbourhood."""
@@ -154,9 +154,11 @@ class Asam(_SharpnessAware):
     """η, added to |w| in the scale of each weight."""
 
     def climbed(self, gradient: Gradient, params: Params) -> Params:
-        """w + ρ T² g / ‖T g‖ with T = |w| + η."""
+        """w + ρ T² g / ‖T g‖ with T = |w| + η for tensors named weight, and 1 for all others."""
         weights = tuple(params.values())
-        scales = torch._foreach_add(torch._foreach_abs(weights), self.eta)
+        scales = tuple(
+            leaf.abs() + self.eta if "weight" in name else torch.ones_like(leaf) for name, leaf in params.items()
+        )
         scaled = torch._foreach_mul(tuple(gradient(params).values()), scales)
         moves = torch._foreach_mul(torch._foreach_mul(scaled, scales), self.rho / (_norm(scaled) + 1e-12))
         return _named(params, torch._foreach_add(weights, moves))

@@ -44,7 +44,7 @@ def decode(data: bytes, like: T) -> T:
 def decode_arrays(data: bytes) -> dict[str, Tensor]:
     _refuse_duplicate_names(data)
     try:
-        return load(data)
+        return {name: leaf.clone() for name, leaf in load(data).items()}  # the file's layout does not align tensors
     except Exception as error:  # safetensors raises several kinds, and all mean the same here
         raise WireError(f"not a safetensors file: {error}") from error
 

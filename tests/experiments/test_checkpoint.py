@@ -171,7 +171,7 @@ def test_every_write_is_synced_before_the_rename(
     checkpoint.save(tmp_path, Checkpoint(states[1], ""), "run")
     files = {"server.safetensors", "memories.safetensors", "rounds.jsonl", "manifest", ".writing-000001"}
     before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
-    assert set(before) == files
+    assert set(before) == {*files, tmp_path.parent.name}
     assert after == [tmp_path.name]
 
 
@@ -183,3 +183,17 @@ def test_memories_of_clients_that_keep_nothing_survive(tmp_path: Path) -> None:
     assert loaded is not None
     assert loaded.state.memories.keys() == state.memories.keys()
     assert wire.encode(loaded.state.server) == wire.encode(state.server)
+
+
+def test_a_damaged_checkpoint_is_not_called_good(
+    folder: Path, federation: Federation, states: list[State], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "000003" / "server.safetensors").write_bytes(b"damaged")
+
+    def failing(*arguments: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk said no")
+
+    later = federation.advance(states[3])
+    monkeypatch.setattr(Path, "mkdir", failing)
+    with pytest.raises(RunFailed, match=f"{folder / '000002'}, is intact"):
+        checkpoint.save(folder, Checkpoint(later, ""), "run")

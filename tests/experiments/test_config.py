@@ -153,3 +153,16 @@ def test_the_identity_changes_with_every_setting_and_only_then() -> None:
     changes = ["method.temperature=0.03", "training.seed=1", "runtime.threads=2", "evaluation.every=2"]
     identities = {config.parse(plain, "test", [change]).identity for change in changes}
     assert len(identities | {reference}) == 5
+
+
+def test_one_setting_of_the_optimiser_changes_that_one_alone() -> None:
+    plain = {"task": {"name": "minidigits"}, "method": {"name": "fedavg"}}
+    changed = config.parse(plain, "test", ["training.optimizer.lr=0.05"])
+    assert changed.training.optimizer == Sgd(lr=0.05, momentum=0.9, weight_decay=1e-5)
+    named = config.parse(plain, "test", ["training.optimizer.name=sgd", "training.optimizer.lr=0.05"])
+    assert named.training.optimizer == Sgd(lr=0.05)  # one that is named starts from its own defaults
+
+
+def test_toml_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nested too deeply"):
+        config.load(written(tmp_path, "a = " + "[" * 5000 + "]" * 5000))

@@ -6,18 +6,23 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import protofed
-from experiment_doubles import small_experiment
-from protofed import BadInput, RunFailed, wire
-from protofed.experiments import checkpoint
+from experiment_doubles import small_experiment, small_task
+from protofed import BadInput, Data, RunFailed, Task, wire
+from protofed.experiments import checkpoint, config
+from protofed.experiments.config import EvaluationSettings, RuntimeSettings
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Experiment, Result, Round, execute, summarised
+from protofed.runtimes.federation import Training
+from protofed.tasks.minidigits import Minidigits
+from protofed.tasks.models import mlp
 
 ROUNDS = 8
 
@@ -270,8 +275,6 @@ def test_summaries_by_hand() -> None:
 
 @pytest.fixture(scope="module")
 def python_result() -> Result:
-    from experiment_doubles import small_task
-
     return protofed.run(protofed.FPL(temperature=0.1), small_task(), rounds=2, epochs=1, batch_size=8)
 
 
@@ -291,6 +294,8 @@ def test_the_result_has_rounds_server_and_a_model_for_each_client(python_result:
         ({"method": "fedavgg"}, "method 'fedavgg' is unknown; did you mean 'fedavg'"),
         ({"method": "fedavg", "task": "minidigit"}, "task 'minidigit' is unknown; did you mean 'minidigits'"),
         ({"method": protofed.FPL(temperature=-1.0)}, "FPL.temperature: must be greater than 0, not -1.0"),
+        ({"method": protofed.FPL}, "give an instance of a frozen dataclass"),
+        ({"method": "fedavg", "optimizer": protofed.Sam(base=protofed.Sgd(lr=-1.0))}, "Sgd.lr: must be greater than 0"),
         ({"method": "fedavg", "rounds": 0}, "Training.rounds: must be greater than or equal to 1, not 0"),
         ({"method": "fedavg", "optimizer": protofed.Sgd(lr=-0.1)}, "Sgd.lr: must be greater than 0, not -0.1"),
     ],
@@ -301,11 +306,85 @@ def test_bad_arguments_are_refused_before_work_starts(arguments: dict[str, objec
 
 
 def test_a_folder_is_not_resumed_on_other_data(tmp_path: Path) -> None:
-    from experiment_doubles import small_task
-
     task, settings = small_task(), {"rounds": 1, "epochs": 1, "batch_size": 8, "folder": tmp_path, "resume": True}
     first = protofed.run("fedavg", task, **settings)
     assert protofed.run("fedavg", task, **settings).rounds == first.rounds
     changed = replace(task, clients={**task.clients, "c0": task.clients["c0"].rows(torch.arange(5))})
     with pytest.raises(RunFailed, match="its configuration differs"):
         protofed.run("fedavg", changed, **settings)
+
+
+class Noisy(nn.Module):
+    """Draws in evaluation too, as networks with sampled features do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+
+def test_networks_that_draw_give_the_same_bits_again() -> None:
+    task = small_task()
+    noisy = replace(
+        task, model=lambda client: {"features": nn.Sequential(nn.Linear(6, 8), Noisy()), "classifier": nn.Linear(8, 3)}
+    )
+    method = protofed.FPL(prototype_mode="recomputed")
+    first, again = (protofed.run(method, noisy, rounds=2, epochs=1, batch_size=8) for _ in range(2))
+    assert wire.encode(first.server) == wire.encode(again.server)
+    assert [r.domains for r in first.rounds] == [r.domains for r in again.rounds]
+
+
+def test_a_folder_is_not_resumed_with_another_transform(tmp_path: Path) -> None:
+    images = Data.of(torch.rand(6, 1, 4, 4), torch.arange(6) % 3)
+    task = Task({"a": images}, {"t": images}, 3, lambda client: mlp(16, 3), transform=protofed.Transform())
+    settings = {"rounds": 1, "epochs": 1, "batch_size": 8, "folder": tmp_path, "resume": True}
+    protofed.run("fedavg", task, **settings)
+    with pytest.raises(RunFailed, match="its configuration differs"):
+        protofed.run("fedavg", replace(task, transform=protofed.Transform(flip=True)), **settings)
+
+
+def test_resuming_with_other_software_is_said(
+    experiment: Experiment, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = RunFolder(tmp_path)
+    execute(experiment, folder, should_stop=lambda: folder.rounds_saved >= 2)
+    execute(experiment, folder, resume=True, should_stop=lambda: folder.rounds_saved >= 3)
+    assert "other software" not in caplog.text
+    facts = json.loads((tmp_path / "environment.json").read_text())
+    (tmp_path / "environment.json").write_text(json.dumps({**facts, "torch": "1.0"}))
+    execute(experiment, folder, resume=True)
+    assert f"torch 1.0 then, {torch.__version__} now" in caplog.text
+
+
+def test_weights_that_are_not_numbers_are_noticed_where_they_never_leave_the_client() -> None:
+    with pytest.raises(RunFailed, match="NON_FINITE: its memory, params/"):
+        protofed.run("local", small_task(), rounds=3, epochs=1, optimizer=protofed.Sgd(lr=1e30))
+
+
+def test_predictions_follow_the_methods_own_rule_on_examples_as_stored() -> None:
+    task = small_task()
+    result = protofed.run(protofed.FedProto(inference="nearest_prototype"), task, rounds=2, epochs=1, batch_size=8)
+    x = task.tests["low"].x
+    scores = result.predict("c0", x)
+    z = result.model_for("c0").features(x)
+    nearest = (z[:, None] - result.server.mean).square().mean(-1).argmin(-1)
+    assert torch.equal(scores.argmax(-1), nearest)
+
+
+def test_a_task_without_tests_trains_and_is_not_evaluated() -> None:
+    result = protofed.run("fedavg", replace(small_task(), tests={}, domain_of={}), rounds=1, epochs=1, batch_size=8)
+    assert [r.is_evaluated for r in result.rounds] == [False]
+
+
+@dataclass(frozen=True)
+class Optional(protofed.FedAvg):
+    limit: float | None = None
+
+
+def test_settings_may_be_left_open_and_whole_numbers_are_numbers() -> None:
+    assert protofed.run(Optional(), small_task(), rounds=1, epochs=1, batch_size=8).is_complete
+    one, same = (
+        config.Config(
+            Minidigits(), config.checked(protofed.FedProx(weight)), Training(), RuntimeSettings(), EvaluationSettings()
+        ).identity
+        for weight in (1, 1.0)
+    )
+    assert one == same

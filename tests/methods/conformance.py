@@ -20,7 +20,7 @@ from protofed.data import Batch, Data, Transform, batch_at, training_plan
 from protofed.method import Method, Reply, Task, Total
 from protofed.networks import Model, Networks, Parts, matching
 from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, State, Training
+from protofed.runtimes.federation import Federation, Participants, State, Training
 from protofed.runtimes.gate import admitted
 from protofed.runtimes.jobs import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
@@ -269,7 +269,7 @@ def trained_by_hand(
         weight_decay=sgd.weight_decay,
     )
     step = derive_seed(TRAINING.seed, "step", client, round, "round", 1)
-    draws = torch.Generator().manual_seed(derive_seed(step, "fit", fit))
+    draws = torch.Generator().manual_seed(derive_seed(step, "request", fit))
     plan = training_plan(TASK.clients[client], TRAINING.batch_size, epochs, TASK.transform, draws)
     seen = []
     for step in range(len(plan.index)):
@@ -316,7 +316,7 @@ def check_order_of_uploads(method: Method) -> None:
     of, state = federation(method), usual(method, 1)
     states = []
     for kind in (lambda clients: clients, ReversedClients):
-        clients = of._clients(state, of.ids, "round")
+        clients = Participants(of, state, of.ids, "round")
         ended = clients.after(method.round(state.server, kind(clients)))
         states.append(dataclasses.replace(ended, round=state.round + 1))
     for client in ("ann", "dan"):
@@ -481,7 +481,7 @@ def check_models_predict(method: Method) -> None:
     if public is not None:
         params, message = public
         for domain, data in TASK.tests.items():
-            request = Total(of.networks_of("ann"), params, (message, None), data, TASK.transform, method.confusion)
+            request = Total(of.networks_of("ann"), params, (message, None), data, TASK.transform, 0, method.confusion)
             confusion = of.runtime.answer(request)
             assert confusion.sum(-1).tolist() == [3] * CLASSES, f"{domain}: not every test example was judged once"
 

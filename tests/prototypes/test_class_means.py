@@ -97,7 +97,7 @@ def test_prototypes_of_a_client(tiny_task: Task, mode: PrototypeMode) -> None:
         model = local.networks.model(upload.params)
         expected = by_class(model.features(local.data.x[local.data.index]), local.data.labels)
     else:  # training mode, over the rows of the last epoch
-        draws = torch.Generator().manual_seed(derive_seed(local.step_seed, "fit", 0))
+        draws = torch.Generator().manual_seed(derive_seed(local.step_seed, "request", 0))
         plan = training_plan(local.data, 4, 3, local.transform, draws)
         z, y = [], []
         for step in plan.is_last_epoch.nonzero()[:, 0].tolist():

@@ -4,7 +4,7 @@ import logging
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,10 +14,11 @@ from doubles import Faulty, Shuffled, Tampering, bits, tiny
 from protofed import tree
 from protofed.errors import RunFailed
 from protofed.method import Central, ClientId, Clients, Local, Method, Reply, Task, Uploads
+from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fpl import FPL
 from protofed.methods.moon import Moon
-from protofed.networks import Parts
+from protofed.networks import Parts, Patterns
 from protofed.optim import Sgd
 from protofed.runtimes.federation import Federation, State, Training, in_order
 from protofed.runtimes.jobs import Failure, Job, Reason
@@ -426,3 +427,41 @@ def test_clients_with_equal_networks_share_them(tiny_task: Task) -> None:
 
 def test_reasons_are_stable_names() -> None:
     assert all(reason.value == reason.name for reason in Reason)
+
+
+@dataclass(frozen=True)
+class Growing(FedAvg):
+    """Its server record gains a leaf."""
+
+    def aggregate(self, server: Any, uploads: Any, central: Any) -> Any:
+        after = super().aggregate(server, uploads, central)
+        return replace(after, params={**after.params, "features.more": torch.zeros(1)})
+
+
+@dataclass(frozen=True)
+class Talkative(FedAvg):
+    """Calls its classifier private and asks for it all the same."""
+
+    private: ClassVar[Patterns] = ("classifier.*",)
+
+    def upload_like(self, server: Any, central: Any) -> Any:
+        return WeightUpload(central.initial_params(), torch.tensor(0))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Growing(), "changed the structure of the server: params/features.more came or went"),
+        (Talkative(), "private, but its uploads hold classifier.bias, classifier.weight"),
+    ],
+)
+def test_a_method_that_breaks_its_own_rules_ends_the_run(tiny_task: Task, method: Any, message: str) -> None:
+    federation = Federation(method, tiny_task, Training(rounds=1, epochs=1, batch_size=4))
+    with pytest.raises(RunFailed, match=message):
+        federation.advance(federation.start())
+
+
+@pytest.mark.parametrize("arrivals", [[("x", 0), ("a", 1), ("b", 2)], [("a", 1), ("a", 1), ("b", 2)]])
+def test_strangers_and_second_replies_are_not_passed_over(arrivals: list[tuple[str, int]]) -> None:
+    with pytest.raises(RunFailed, match="twice, or without being asked"):
+        list(in_order(["a", "b"], arrivals))

@@ -106,6 +106,16 @@ FAULTS: dict[str, tuple[Tree, Reason, str]] = {
         "prototypes/mean: is torch.float64, not torch.float32",
     ),
     "no tensor": (with_leaf("num_examples", 7), Reason.DTYPE_MISMATCH, "num_examples: is int, not a tensor"),
+    "sparse": (
+        with_leaf("params/net.weight", torch.ones(2, 3).to_sparse()),
+        Reason.DTYPE_MISMATCH,
+        "params/net.weight: is not a dense tensor",
+    ),
+    "without data": (
+        with_leaf("params/net.weight", torch.ones(2, 3, device="meta")),
+        Reason.DTYPE_MISMATCH,
+        "params/net.weight: is not a dense tensor",
+    ),
     "none": (with_leaf("num_examples", None), Reason.KEY_MISSING, "num_examples is missing"),
     "nan": (
         with_leaf("params/net.weight", torch.tensor([[1, NAN, 1], [INF, -INF, 1]])),

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
 from protofed.data import Batch, Data, Transform, batch_at, evaluation_plan, training_plan
-from protofed.method import Fit, Local, Map, Objective, Request, Task, Total
+from protofed.method import Fit, Local, Map, Objective, Reply, Request, Task, Total
 from protofed.networks import Model, Networks, Parts, Patterns
 from protofed.optim import Optimizer, Sam, Sgd
 from protofed.runtimes.jobs import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
-from protofed.tree import Params, record
+from protofed.tree import Nothing, Params, record
 
 SIZE, EPOCHS, SEED = 4, 3, 11
 OPTIMIZER = Sgd(lr=0.1, momentum=0.9, weight_decay=1e-3)
@@ -216,7 +216,7 @@ def test_a_total_is_over_every_example_once(networks: Networks, count: int) -> N
         wrong = (model.logits(batch.x).argmax(-1) != batch.y) * batch.weight
         return Counts(factor * wrong.sum(), (batch.weight > 0).sum())
 
-    found = Sequential().answer(Total(networks, params, (torch.tensor(2.0),), data, Transform(), statistic))
+    found = Sequential().answer(Total(networks, params, (torch.tensor(2.0),), data, Transform(), SEED, statistic))
     logits = networks.model(params).logits(data.x[data.index])
     assert isinstance(found, Counts)
     assert found.wrong == 2 * (logits.argmax(-1) != data.labels).sum()
@@ -234,7 +234,9 @@ def test_totals_are_accumulated_in_double(networks: Networks) -> None:
         return torch.tensor(2.0**24 if is_first else 1.0)
 
     three = replace(data, index=torch.cat([data.index[:256], data.index[256:], data.index[256:]]))
-    assert Sequential().answer(Total(networks, networks.init(1), (), three, Transform(), statistic)) == 2.0**24 + 2
+    assert (
+        Sequential().answer(Total(networks, networks.init(1), (), three, Transform(), SEED, statistic)) == 2.0**24 + 2
+    )
 
 
 @pytest.mark.parametrize("count", [1, 256, 300])
@@ -244,7 +246,7 @@ def test_a_map_gives_every_example_once_in_order(networks: Networks, count: int)
     def function(model: Model, batch: Batch, shift: Tensor) -> dict[str, Tensor]:
         return {"z": model.features(batch.x) + shift, "y": batch.y}
 
-    found = Sequential().answer(Map(networks, params, (torch.tensor(1.0),), data, Transform(), function))
+    found = Sequential().answer(Map(networks, params, (torch.tensor(1.0),), data, Transform(), SEED, function))
     assert found["y"].tolist() == data.labels.tolist()
     assert found["z"].shape == (count, FEATURES)
     torch.testing.assert_close(found["z"], networks.model(params).features(data.x[data.index]) + 1)
@@ -256,9 +258,11 @@ def test_evaluation_changes_no_statistics_and_varies_nothing(networks: Networks)
     before = bits(params)
     images = Data.of(torch.rand(3, 3, 2, 2), torch.zeros(3, dtype=torch.int64))
     varied = Transform(pad=2, flip=True, rotation=30, mean=(0.5,) * 3, std=(0.5,) * 3)
-    found = Sequential().answer(Map(networks, params, (), images, varied, lambda model, batch: batch.x))
+    found = Sequential().answer(Map(networks, params, (), images, varied, SEED, lambda model, batch: batch.x))
     torch.testing.assert_close(found, 2 * images.x - 1)
-    Sequential().answer(Map(networks, params, (), rows(5), Transform(), lambda model, batch: model.logits(batch.x)))
+    Sequential().answer(
+        Map(networks, params, (), rows(5), Transform(), SEED, lambda model, batch: model.logits(batch.x))
+    )
     assert bits(params) == before
     assert len(evaluation_plan(images).index) == 1
 
@@ -278,13 +282,16 @@ def no_memory(local: Local, message: None) -> None:
 
 
 def fit_seed(count: int) -> int:
-    return derive_seed(STEP_SEED, "fit", count)
+    return derive_seed(STEP_SEED, "request", count)
 
 
 def outcome(local: Local, step: Callable[..., Any]) -> Any:
-    ((client, found),) = Sequential().run([Job(local.client, step, local, None, None, no_memory)])
+    async def replying(*arguments: Any) -> Reply[Any, Nothing]:
+        return Reply(await step(*arguments), Nothing())
+
+    ((client, found),) = Sequential().run([Job(local.client, replying, local, None, None, no_memory)])
     assert client == local.client
-    return found
+    return found.upload if isinstance(found, Reply) else found
 
 
 def test_a_fit_of_a_client_is_seeded_by_its_step_and_count(local: Local, networks: Networks, data: Data) -> None:
@@ -367,17 +374,21 @@ def test_an_error_at_a_client_is_a_failure_that_says_where_and_the_next_client_w
     async def misled(local: Local, message: None, memory: None) -> None:
         await local.fit(Objective(lambda model, batch: model.nonsense(batch.x)), params=local.initial_params())
 
-    async def good(local: Local, message: None, memory: None) -> str:
-        return "done"
+    async def forgetful(local: Local, message: None, memory: None) -> None:
+        return None
 
-    steps = {"a": broken, "b": misled, "c": good}
+    async def good(local: Local, message: None, memory: None) -> Reply[Nothing, Nothing]:
+        return Reply(Nothing(), Nothing())
+
+    steps = {"a": broken, "b": misled, "c": forgetful, "d": good}
     jobs = [Job(client, step, local, None, None, no_memory) for client, step in steps.items()]
-    a, b, c = Sequential().run(jobs)
+    a, b, c, d = Sequential().run(jobs)
     assert isinstance(a[1], Failure)
     assert a[1].reason is Reason.CLIENT_ERROR
-    assert "KeyError: 'lost' (broken, line" in a[1].detail
+    assert "KeyError: 'lost' (test_sequential.py, line" in a[1].detail
     assert "no part 'nonsense'" in b[1].detail
-    assert c == ("c", "done")
+    assert "a step ends with a Reply, not with NoneType" in c[1].detail
+    assert d == ("d", Reply(Nothing(), Nothing()))
 
 
 @dataclass(frozen=True)
@@ -387,4 +398,4 @@ class Unheard(Request[None]):
 
 def test_an_unknown_request_is_an_error(networks: Networks, data: Data) -> None:
     with pytest.raises(TypeError, match="unknown request"):
-        Sequential().answer(Unheard(networks, {}, (), data, Transform()))
+        Sequential().answer(Unheard(networks, {}, (), data, Transform(), SEED))

@@ -15,6 +15,7 @@ from protofed.data import Data
 from protofed.method import ClientId, Total
 from protofed.networks import Networks
 from protofed.runtimes.federation import Federation, State
+from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 
 
@@ -61,8 +62,9 @@ def _accuracies(
     federation: Federation, networks: Networks, params: Params, context: tuple[Tree, ...], tests: Mapping[str, Data]
 ) -> dict[str, float]:
     answer, transform = federation.runtime.answer, federation.task.transform
+    seed = derive_seed(federation.training.seed, "evaluate")
     return {
-        domain: accuracy(answer(Total(networks, params, context, data, transform, federation.method.confusion)))
+        domain: accuracy(answer(Total(networks, params, context, data, transform, seed, federation.method.confusion)))
         for domain, data in tests.items()
     }
 

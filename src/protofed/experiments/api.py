@@ -1,21 +1,17 @@
 """A run from Python, with a user's own method and task if they wish."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from protofed.errors import BadInput
-from protofed.experiments.config import Config, EvaluationSettings, RuntimeSettings, check
+from protofed.experiments.config import Config, EvaluationSettings, RuntimeSettings, checked
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Observer, Result, execute
-from protofed.experiments.sections import nearest
+from protofed.experiments.sections import chosen
 from protofed.method import Method, Task
 from protofed.methods import METHODS
 from protofed.optim import Optimizer, Sgd
 from protofed.runtimes.federation import Training
 from protofed.tasks import TASKS
-
-T = TypeVar("T")
 
 
 def run(
@@ -40,19 +36,11 @@ def run(
     With a `folder`, the state is saved there after every round, and `resume` continues where a run was stopped.
     """
     config = Config(
-        task=_chosen(TASKS, task, "task")() if isinstance(task, str) else task,
-        method=_chosen(METHODS, method, "method")() if isinstance(method, str) else method,
-        training=Training(rounds, epochs, batch_size, fraction, minimum_replies, seed, optimizer),
-        runtime=RuntimeSettings(threads=threads),
-        evaluation=EvaluationSettings(every=evaluate_every),
+        task=chosen(TASKS, task, "task")() if isinstance(task, str) else task,
+        method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),
+        training=checked(Training(rounds, epochs, batch_size, fraction, minimum_replies, seed, optimizer)),
+        runtime=checked(RuntimeSettings(threads=threads)),
+        evaluation=checked(EvaluationSettings(every=evaluate_every)),
     )
-    for settings in (config.method, config.training, config.training.optimizer, config.runtime, config.evaluation):
-        check(settings)
     place = RunFolder(Path(folder)) if folder is not None else None
     return execute(config.experiment(), place, resume=resume, observer=observer)
-
-
-def _chosen(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
-    if name not in registry:
-        raise BadInput(f"{kind} {name!r} is unknown{nearest(name, registry)}")
-    return registry[name]

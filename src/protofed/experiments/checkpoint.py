@@ -99,11 +99,12 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise RunFailed(f"could not write {path}: {error.strerror or error}") from error
+        raise RunFailed(f"could not write {path}: {error.strerror or error}; checkpoints are as they were") from error
 
 
 def _write(folder: Path, files: dict[str, bytes]) -> None:
     folder.parent.mkdir(exist_ok=True)
+    sync(folder.parent.parent)
     if folder.exists():  # left by a run that was killed while it wrote
         shutil.rmtree(folder)
     folder.mkdir()
@@ -162,6 +163,15 @@ def _checked_file(path: Path, digest: str) -> bytes:
     return data
 
 
+def _is_whole(path: Path) -> bool:
+    try:
+        for name, digest in _checked_manifest(path)["files"].items():
+            _checked_file(path / name, digest)
+    except Damaged:
+        return False
+    return True
+
+
 def _numbered(folder: Path) -> list[Path]:
     """Finished checkpoints, the newest first."""
     if not folder.is_dir():
@@ -170,8 +180,8 @@ def _numbered(folder: Path) -> list[Path]:
 
 
 def _could_not_save(folder: Path, target: Path, size: int, error: OSError) -> str:
-    kept = _numbered(folder)
-    last = f"The last good checkpoint, {kept[0]}, is intact" if kept else "There is no checkpoint yet"
+    kept = [path for path in _numbered(folder) if path != target and _is_whole(path)]
+    last = f"The last good checkpoint, {kept[0]}, is intact" if kept else "There is no good checkpoint yet"
     free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
     return (
         f"could not save {target}: {error.strerror or error} ({size} bytes to write, {free} free). "

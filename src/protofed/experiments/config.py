@@ -12,9 +12,9 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge
 
@@ -28,6 +28,7 @@ from protofed.runtimes import RUNTIMES
 from protofed.runtimes.federation import Federation, Training
 from protofed.tasks import TASKS, TaskSettings
 
+T = TypeVar("T")
 Table = Mapping[str, Any]
 
 
@@ -71,9 +72,6 @@ class Config:
     def toml(self) -> str:
         return "\n".join(_toml_table(name, table) for name, table in self.resolved().items())
 
-    def with_seed(self, seed: int) -> "Config":
-        return replace(self, training=replace(self.training, seed=seed))
-
     def experiment(self) -> Experiment:
         runtime = RUNTIMES[self.runtime.name]()
         task = self.task if isinstance(self.task, Task) else self.task.build()
@@ -93,6 +91,8 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise BadInput(f"{path}: nested too deeply") from None
     return parse(table, str(path), overrides)
 
 
@@ -120,13 +120,14 @@ def settings(instance: Any) -> dict[str, Any]:
     return {f.name: getattr(instance, f.name) for f in fields(instance)}
 
 
-def check(instance: Any) -> None:
-    """Refuses settings out of range, also those of a class that is not registered."""
+def checked(instance: T) -> T:
+    """The same settings, each of the type that its field says; refused if out of range or not a dataclass."""
     name = type(instance).__name__
-    if not is_dataclass(instance):
-        raise BadInput(f"{name} must be a frozen dataclass: its fields are its hyper-parameters")
+    if isinstance(instance, type) or not is_dataclass(instance):
+        raise BadInput(f"give an instance of a frozen dataclass, such as FPL(), not {instance!r}")
+    values = {key: checked(v) if is_dataclass(v) and key != "task" else v for key, v in settings(instance).items()}
     try:
-        filled(type(instance), settings(instance), name)
+        return filled(type(instance), values, name)
     except Problems as found:
         raise BadInput("\n".join(f"{p.key}: {p.what}" for p in found.all)) from None
 
@@ -155,6 +156,8 @@ def _optimizer(table: Any, where: str) -> Any:
     values = dict(table)
     if "base" in values:
         values["base"] = _optimizer(values["base"], f"{where}.base")
+    if "name" not in values:  # a change to the optimiser that there is, not a choice of another
+        values = {**_optimizer_table(Training().optimizer), **values}
     return named(OPTIMIZERS, values, where)
 
 
@@ -210,11 +213,11 @@ def _task_table(task: TaskSettings | Task) -> dict[str, Any]:
 
 
 def fingerprint(task: Task) -> str:
-    """A digest of who holds which examples, so that a run is not resumed on other data."""
-    digest = hashlib.sha256()
+    """A digest of all that a task is but its networks, so that a run is not resumed on another one."""
+    digest = hashlib.sha256(repr((task.num_classes, sorted(task.domain_of.items()), task.transform)).encode())
     for name, data in (*sorted(task.clients.items()), *sorted(task.tests.items())):
-        digest.update(name.encode())
         for leaf in (data.x[data.index], data.labels):
+            digest.update(repr((name, leaf.dtype, leaf.shape)).encode())
             digest.update(leaf.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()[:12]
 
@@ -227,7 +230,8 @@ def _optimizer_table(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def _toml_table(name: str, table: Table) -> str:
-    plain = [f"{_toml_key(key)} = {_toml_value(v)}" for key, v in table.items() if not isinstance(v, Mapping)]
+    known = {key: value for key, value in table.items() if value is not None}
+    plain = [f"{_toml_key(key)} = {_toml_value(v)}" for key, v in known.items() if not isinstance(v, Mapping)]
     nested = [_toml_table(f"{name}.{key}", v) for key, v in table.items() if isinstance(v, Mapping)]
     return "\n".join([f"[{name}]", *plain, "", *nested])
 

@@ -10,6 +10,7 @@ done                present when the run has ended well
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import platform
 import socket
@@ -17,13 +18,16 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from protofed.errors import BadInput
-from protofed.experiments.checkpoint import rounds_saved, write_atomically
+from protofed.experiments.checkpoint import rounds_saved, sync, write_atomically
 from protofed.version import __version__
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class RunFolder:
 
     def read_rounds(self) -> str:
         path = self.path / "rounds.jsonl"
-        return path.read_text() if path.exists() else ""
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def write_rounds(self, lines: str) -> None:
         write_atomically(self.path / "rounds.jsonl", lines.encode())
@@ -54,6 +58,15 @@ class RunFolder:
         write_atomically(self.path / "config.toml", config.encode())
         write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2).encode())
 
+    def warn_of_other_versions(self) -> None:
+        """Says so if the run began with other software, which may change its last bits or more."""
+        path = self.path / "environment.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        now = environment()
+        changed = [f"{key} {before.get(key)} then, {now[key]} now" for key in VERSIONS if before.get(key) != now[key]]
+        if changed:
+            log.warning("%s was begun with other software: %s", self.path, "; ".join(changed))
+
     def end(self) -> None:
         write_atomically(self.path / "done", b"")
 
@@ -62,6 +75,7 @@ class RunFolder:
         """Holds the folder for this process; refused if another one has it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            sync(self.path.parent)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(
@@ -79,20 +93,32 @@ class RunFolder:
         except BlockingIOError:
             holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
             raise BadInput(f"{self.path} is in use by another process ({holder}); wait for it or stop it") from None
-        os.ftruncate(handle, 0)
         since = time.strftime("%Y-%m-%d %H:%M:%S")
-        os.write(handle, f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode())
+        with contextlib.suppress(OSError):  # the lock holds without the note on a full disk
+            os.ftruncate(handle, 0)
+            os.write(handle, f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode())
+
+
+VERSIONS = ("protofed", "python", "torch", "numpy", "scipy", "scikit-learn", "pillow", "matplotlib")
+"""What a result may depend on; the last ones draw the images of minidigits."""
 
 
 def environment() -> dict[str, str | int]:
     """What a reader needs to judge a number: versions, hardware, command."""
+    own = {"protofed": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     return {
-        "protofed": __version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+        **{name: own.get(name) or metadata.version(name) for name in VERSIONS},
         "system": platform.platform(),
-        "processor": platform.machine(),
+        "processor": processor(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def processor() -> str:
+    """The name of the processor, as the system gives it."""
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

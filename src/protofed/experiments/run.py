@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from protofed.errors import BadInput
 from protofed.evaluation.domains import Scores, evaluate
@@ -30,7 +31,7 @@ class Round:
     """Counted from 1."""
     participants: int
     failures: Mapping[ClientId, str]
-    """The reason for each client that was left out."""
+    """The reason for each client that was left out, and the detail."""
     judged: str | None = None
     domains: Mapping[str, float] = field(default_factory=dict)
     """Accuracy on each domain; empty if this round was not evaluated."""
@@ -61,13 +62,24 @@ class Result:
         return len(self.rounds) == self.federation.training.rounds
 
     def model_for(self, client: ClientId) -> Model:
-        """The model that this client would use now, in evaluation mode."""
-        federation, method = self.federation, self.federation.method
+        """The model that this client would use now, in evaluation mode; it reads what the task's transform gives."""
+        message, memory = self._known_to(client)
+        return self.federation.networks_of(client).model(self.federation.method.local_weights(message, memory))
+
+    @torch.no_grad()
+    def predict(self, client: ClientId, x: Tensor) -> Tensor:
+        """Scores of the classes (B, C) by this client's model and the method's own rule, for examples as stored."""
+        message, memory = self._known_to(client)
+        inputs = self.federation.task.transform.clean(x)
+        return self.federation.method.predict(self.model_for(client), inputs, message, memory)
+
+    def _known_to(self, client: ClientId) -> tuple[Any, Any]:
+        """The client's message and memory now."""
+        federation = self.federation
         if client not in federation.ids:
             raise BadInput(f"no client {client!r}; the clients are {', '.join(federation.ids)}")
-        message = method.message_for(self.state.server, client)
-        memory = federation.memory_of(self.state, client, message)
-        return federation.networks_of(client).model(method.local_weights(message, memory))
+        message = federation.method.message_for(self.state.server, client)
+        return message, federation.memory_of(self.state, client, message)
 
     def accuracy(self, summary: Summary = "last_five") -> dict[str, float]:
         """Accuracy per domain, `average` and `own_domain`, summed up over rounds."""
@@ -141,9 +153,9 @@ class _Run:
 
     def _first_state(self, resume: bool) -> State:
         saved = self._saved(resume)
-        if saved is not None:
+        if saved is not None and self.folder:
             self.rounds = parsed(saved.rounds)
-            assert self.folder
+            self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)
             return saved.state
         if self.folder:
@@ -159,7 +171,7 @@ class _Run:
         if folder.rounds_saved and not resume:
             raise BadInput(
                 f"{folder.path} holds a run with {folder.rounds_saved} rounds done: "
-                "continue it with --resume, or choose another folder with --out"
+                "continue it with --resume (resume=True in Python), or choose another folder with --out"
             )
         return checkpoint.load(folder.checkpoints, self.federation, self.experiment.identity)
 
@@ -171,8 +183,9 @@ class _Run:
         if is_last:
             state = self.federation.finish(state)
         clock.lap("train")
-        result = Round(state.round, participants, {f.client: str(f.reason) for f in state.failures})
-        if is_last or state.round % self.experiment.evaluate_every == 0:
+        result = Round(state.round, participants, {f.client: f"{f.reason}: {f.detail}" for f in state.failures})
+        is_due = is_last or state.round % self.experiment.evaluate_every == 0
+        if is_due and self.federation.task.tests:
             result = _with_scores(result, evaluate(self.federation, state))
             clock.lap("evaluate")
         result = replace(result, seconds=clock.laps)

@@ -10,6 +10,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
+from protofed.errors import BadInput
+
 T = TypeVar("T")
 
 
@@ -46,6 +48,13 @@ def named(registry: Mapping[str, type[T]], values: Mapping[str, Any], where: str
     if not isinstance(name, str) or name not in registry:
         raise Problems([Problem(f"{where}.name", f"{name!r} is unknown{nearest(str(name), registry)}")])
     return filled(registry[name], {key: value for key, value in values.items() if key != "name"}, where)
+
+
+def chosen(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
+    """The registered class of this name."""
+    if name not in registry:
+        raise BadInput(f"{kind} {name!r} is unknown{nearest(name, registry)}")
+    return registry[name]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
+from protofed.errors import RunFailed
 from protofed.experiments.config import Config
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Round, execute, parsed
@@ -36,9 +38,12 @@ def sweep(
     """
     folders = [folder_of(config, out) for config in configs]
     waiting = [config for config, folder in zip(configs, folders, strict=True) if not folder.is_done]
+    for folder in folders:
+        if folder.is_done:
+            folder.warn_of_other_versions()
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop,)) as pool:
+    with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop, os.getpid())) as pool:
         runs = [pool.submit(_one, config, out) for config in waiting]
         pending = set(runs)
         while pending:
@@ -47,7 +52,10 @@ def sweep(
             if should_stop() or any(run.exception() for run in done):
                 stop.set()
     for run in runs:
-        run.result()
+        try:
+            run.result()
+        except BrokenProcessPool:
+            raise RunFailed("a process of the sweep died, perhaps for want of memory; run again to continue") from None
     progress(sum(folder.rounds_saved for folder in folders))
     return [parsed(folder.read_rounds()) for folder in folders]
 
@@ -55,12 +63,12 @@ def sweep(
 _stop: Event | None = None
 
 
-def _prepare(stop: Event) -> None:
+def _prepare(stop: Event, parent: int) -> None:
     """In a new process: Ctrl-C is for the parent, which passes it on; without the parent there is nothing to do."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
 def _end_with(parent: int) -> None:

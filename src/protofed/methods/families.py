@@ -147,7 +147,8 @@ class PrototypeSharing(
         start = class_means.cleared(message.params, local.networks)
         params = await local.fit(Objective(self.loss), params=start, context=(message.prototypes,))
         prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
-        return Reply(PrototypeUpload(without(params, class_means.RECORDED), prototypes, local.num_examples), memory)
+        shared = without(params, (*self.private, *class_means.RECORDED))
+        return Reply(PrototypeUpload(shared, prototypes, local.num_examples), memory)
 
     def loss(self, model: Model, batch: Batch, known: Known) -> Tensor:
         """The local objective: cross-entropy and what the method adds."""

@@ -80,7 +80,7 @@ class FPL(PrototypeSharing[Targets]):
             clusters.append(contrasted)
             label += [c] * len(contrasted)
         count = torch.where(owners > 0, owners, previous.consistent.count)
-        return Targets(torch.cat(clusters), torch.tensor(label), Prototypes(consistent, count))
+        return Targets(torch.cat(clusters), torch.tensor(label, dtype=torch.int64), Prototypes(consistent, count))
 
     def of_class(self, own: Tensor) -> tuple[Tensor, Tensor]:
         """What one class's client prototypes (N, D) are made into: contrasted (J, D) and consistent (D,)."""

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Interval
 
+from protofed import tree
 from protofed.errors import BadInput, RunFailed
 from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
-from protofed.networks import Networks
+from protofed.networks import Networks, Patterns, matching
 from protofed.optim import Optimizer, Sgd
-from protofed.runtimes.gate import admitted
+from protofed.runtimes.gate import admitted, non_finite
 from protofed.runtimes.jobs import Failure, Job, Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed, generator
@@ -69,18 +70,18 @@ class Federation:
             raise BadInput(f"training.minimum_replies is {minimum}, but only {sampled} clients take part in a round")
 
     def start(self) -> State:
-        clients = self._clients(State(0, None, {}), self.ids, "setup")
+        clients = Participants(self, State(0, None, {}), self.ids, "setup")
         return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
 
     def advance(self, state: State) -> State:
         """The state after one more round."""
-        clients = self._clients(state, self.sampled(state.round), "round")
+        clients = Participants(self, state, self.sampled(state.round), "round")
         state = clients.after(self.method.round(state.server, clients))
         return replace(state, round=state.round + 1)
 
     def finish(self, state: State) -> State:
         """The state after the method's last word."""
-        clients = self._clients(state, self.ids, "finish")
+        clients = Participants(self, state, self.ids, "finish")
         finished = clients.after(self.method.finish(state.server, clients))
         return replace(finished, failures=(*state.failures, *finished.failures))
 
@@ -142,9 +143,6 @@ class Federation:
             answer=self.runtime.answer,
         )
 
-    def _clients(self, state: State, ids: tuple[ClientId, ...], phase: str) -> "Participants":
-        return Participants(self, state, ids, phase)
-
 
 class Participants:
     """The clients of one round, as a method sees them. What they remember is committed only when the round ends."""
@@ -168,6 +166,7 @@ class Participants:
         self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Tree], like: Tree
     ) -> Iterator[tuple[ClientId, Tree]]:
         """Accepted uploads in canonical order, each given out as soon as it and those before it are there."""
+        _refuse_private(like, self._federation.method.private)
         self._unread += 1
         self._runs += 1
         run = self._runs
@@ -189,6 +188,7 @@ class Participants:
         """The state that the phase ends in."""
         if self._unread:
             raise RunFailed(f"{self._where}: the method did not read all uploads; aggregate must read them to the end")
+        _refuse_change(self._state.server, server, "server")
         memories = {**self._state.memories, **self._kept}
         return State(self._state.round, server, memories, tuple(self._failures))
 
@@ -201,10 +201,12 @@ class Participants:
         """The upload if it counts; a failed client keeps what it had."""
         if isinstance(outcome, Reply):
             upload = admitted(client, outcome.upload, like, self._federation.task.num_classes)
-            if not isinstance(upload, Failure):
+            failure = upload if isinstance(upload, Failure) else non_finite(client, outcome.memory)
+            if failure is None:
+                _refuse_change(self._state.memories.get(client), outcome.memory, f"memory of {client}")
                 self._kept[client] = outcome.memory
                 return upload
-            outcome = upload
+            outcome = failure
         log.warning("%s: client %s left out: %s: %s", self._where, client, outcome.reason, outcome.detail)
         self._failures.append(outcome)
         return None
@@ -218,19 +220,40 @@ class Participants:
             )
 
 
+def _refuse_change(before: Tree | None, after: Tree, what: str) -> None:
+    """A record that changes its structure could be saved but not be loaded."""
+    if before is not None:
+        changed = sorted(tree.named_leaves(before).keys() ^ tree.named_leaves(after).keys())
+        if changed:
+            raise RunFailed(f"the method changed the structure of the {what}: {', '.join(changed)} came or went")
+
+
+def _refuse_private(like: Tree, private: Patterns) -> None:
+    """A method that asks for what it calls private is wrong about one of the two."""
+    asked = [path.rpartition("/")[2] for path in tree.named_leaves(like)]
+    leaked = matching(dict.fromkeys(asked, torch.empty(0)), private) if private else {}
+    names = {name for name in leaked if "." in name}  # entries of Params, not fields of records
+    if names:
+        raise RunFailed(
+            f"the method calls {', '.join(private)} private, but its uploads hold {', '.join(sorted(names))}"
+        )
+
+
 def in_order(ids: Sequence[ClientId], outcomes: Iterable[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
     """Outcomes in the order of `ids`, whatever order they arrive in; those that came early wait."""
     early: dict[ClientId, Any] = {}
-    arriving = iter(outcomes)
-    for client in ids:
-        while client not in early:
-            arrived, outcome = next(arriving, (None, None))
-            if arrived is None:
-                raise RunFailed(f"the runtime lost client {client}: it gave back neither a reply nor a failure")
-            early[arrived] = outcome
-        yield client, early.pop(client)
-    for arrived, _ in arriving:
-        raise RunFailed(f"the runtime gave back client {arrived}, which was not asked for")
+    awaited, waiting = set(ids), iter(ids)
+    client = next(waiting, None)
+    for arrived, outcome in outcomes:
+        if arrived not in awaited:
+            raise RunFailed(f"the runtime gave back client {arrived} twice, or without being asked")
+        awaited.remove(arrived)
+        early[arrived] = outcome
+        while client is not None and client in early:
+            yield client, early.pop(client)
+            client = next(waiting, None)
+    if client is not None:
+        raise RunFailed(f"the runtime lost client {client}: it gave back neither a reply nor a failure")
 
 
 def round_half_up(value: float) -> int:

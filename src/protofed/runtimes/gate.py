@@ -38,9 +38,19 @@ def admitted(client: ClientId, upload: Tree, like: T, num_classes: int) -> T | F
     return tree.with_leaves(like, [given[path] for path in expected])
 
 
+def non_finite(client: ClientId, memory: Tree) -> Failure | None:
+    """Why what a client would keep is of no use, or None."""
+    for path, leaf in tree.named_leaves(memory).items():
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+            return Failure(client, Reason.NON_FINITE, f"its memory, {path}, holds values that are not finite")
+    return None
+
+
 def _mismatch(leaf: Any, like: Tensor) -> tuple[Reason, str] | None:
     if not isinstance(leaf, Tensor):
         return Reason.DTYPE_MISMATCH, f"is {type(leaf).__name__}, not a tensor"
+    if leaf.layout != torch.strided or leaf.is_meta:
+        return Reason.DTYPE_MISMATCH, "is not a dense tensor"
     if leaf.dtype != like.dtype:
         return Reason.DTYPE_MISMATCH, f"is {leaf.dtype}, not {like.dtype}"
     if leaf.shape != like.shape:

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 from protofed.method import ClientId, Local, Reply, Request, Step
@@ -59,4 +60,8 @@ class Runtime(Protocol):
 def failure_of(client: ClientId, error: Exception) -> Failure:
     """The failure that an exception at a client amounts to, with the place that raised it."""
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return Failure(client, Reason.CLIENT_ERROR, f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})")
+    return Failure(
+        client,
+        Reason.CLIENT_ERROR,
+        f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno}, {last.name})",
+    )

@@ -15,6 +15,7 @@ from protofed.method import ClientId, Fit, Map, Objective, Reply, Request, Total
 from protofed.networks import matching, without
 from protofed.optim import Gradient
 from protofed.runtimes.jobs import Failure, Job, failure_of
+from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 
 T = TypeVar("T")
@@ -24,9 +25,15 @@ class Sequential:
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
         for job in jobs:
             try:
-                yield job.client, self._drive(job.start())
+                yield job.client, self._reply(job)
             except Exception as error:  # whatever goes wrong at a client concerns that client only
                 yield job.client, failure_of(job.client, error)
+
+    def _reply(self, job: Job) -> Reply[Any, Any]:
+        reply = self._drive(job.start())
+        if not isinstance(reply, Reply):
+            raise TypeError(f"a step ends with a Reply, not with {type(reply).__name__}")
+        return reply
 
     def answer(self, request: Request[Any]) -> Any:
         match request:
@@ -64,7 +71,9 @@ def fit(request: Fit) -> Params:
             raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
     states = [request.optimizer.init(weights) for weights in trained]
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(request.seed)  # for networks that draw, such as dropout
+        torch.default_generator.manual_seed(
+            derive_seed(request.seed, "networks")
+        )  # for networks that draw, such as dropout
         for step in range(len(plan.index)):
             batch = batch_at(request.data, plan, step, request.transform)
             for i, objective in enumerate(request.objectives):
@@ -72,6 +81,7 @@ def fit(request: Fit) -> Params:
                 slope = _gradient(request, objective, batch, params, buffers)
                 weights, states[i] = request.optimizer.step(slope, weights, states[i])
                 params |= weights
+    networks.check_constants()
     return params
 
 
@@ -119,6 +129,9 @@ def mapped(request: Map[T]) -> T:
 def _evaluated(request: Request[Any], function: Callable[..., Tree]) -> Iterator[tuple[Tree, Batch]]:
     model = request.networks.model(request.params)
     plan = evaluation_plan(request.data)
-    for step in range(len(plan.index)):
-        batch = batch_at(request.data, plan, step, request.transform)
-        yield function(model, batch, *request.context), batch
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive_seed(request.seed, "networks"))
+        for step in range(len(plan.index)):
+            batch = batch_at(request.data, plan, step, request.transform)
+            yield function(model, batch, *request.context), batch
+    request.networks.check_constants()
