@@ -23,7 +23,7 @@ from protofed.experiments.run import Experiment
 from protofed.experiments.sections import Problem, Problems, filled, named, nearest
 from protofed.method import Method, Task
 from protofed.methods import METHODS
-from protofed.optim import OPTIMIZERS, Optimizer
+from protofed.optim import OPTIMIZERS
 from protofed.runtimes import RUNTIMES
 from protofed.runtimes.federation import Federation, Training
 from protofed.tasks import TASKS, TaskSettings
@@ -57,8 +57,8 @@ class Config:
         """Every setting of the run."""
         return {
             "task": _task_table(self.task),
-            "method": {"name": _name(METHODS, self.method), **settings(self.method)},
-            "training": {**settings(self.training), "optimizer": _optimizer_table(self.training.optimizer)},
+            "method": _table(METHODS, self.method),
+            "training": {**settings(self.training), "optimizer": _table(OPTIMIZERS, self.training.optimizer)},
             "runtime": settings(self.runtime),
             "evaluation": settings(self.evaluation),
         }
@@ -137,7 +137,7 @@ def _training(table: Table) -> Training:
     problems: list[Problem] = []
     if "optimizer" in values:
         try:
-            values["optimizer"] = _optimizer(values["optimizer"], "training.optimizer")
+            values["optimizer"] = _optimizer(values["optimizer"])
         except Problems as found:
             problems += found.all
             del values["optimizer"]
@@ -150,15 +150,22 @@ def _training(table: Table) -> Training:
     return training
 
 
-def _optimizer(table: Any, where: str) -> Any:
+def _optimizer(table: Any) -> Any:
+    if (
+        isinstance(table, dict) and "name" not in table
+    ):  # a change to the optimiser that there is, not a choice of another
+        table = {**_table(OPTIMIZERS, Training().optimizer), **table}
+    return _nested(OPTIMIZERS, table, "training.optimizer")
+
+
+def _nested(registry: Mapping[str, type[T]], table: Any, where: str) -> T:
+    """An instance of a registered class, which may hold another one as its `base`."""
     if not isinstance(table, dict):
         raise Problems([Problem(where, f"must be a section, [{where}], not {table!r}")])
     values = dict(table)
     if "base" in values:
-        values["base"] = _optimizer(values["base"], f"{where}.base")
-    if "name" not in values:  # a change to the optimiser that there is, not a choice of another
-        values = {**_optimizer_table(Training().optimizer), **values}
-    return named(OPTIMIZERS, values, where)
+        values["base"] = _nested(registry, values["base"], f"{where}.base")
+    return named(registry, values, where)
 
 
 def _runtime(table: Table) -> RuntimeSettings:
@@ -170,7 +177,7 @@ def _runtime(table: Table) -> RuntimeSettings:
 
 SECTIONS: dict[str, Callable[[Table], Any]] = {
     "task": lambda table: named(TASKS, table, "task"),
-    "method": lambda table: named(METHODS, table, "method"),
+    "method": lambda table: _nested(METHODS, table, "method"),
     "training": _training,
     "runtime": _runtime,
     "evaluation": lambda table: filled(EvaluationSettings, table, "evaluation"),
@@ -209,7 +216,7 @@ def _task_table(task: TaskSettings | Task) -> dict[str, Any]:
     """Settings of a registered task; a digest of the data of one of the user's own."""
     if isinstance(task, Task):
         return {"name": task.name, "fingerprint": fingerprint(task)}
-    return {"name": _name(TASKS, task), **settings(task)}
+    return _table(TASKS, task)
 
 
 def fingerprint(task: Task) -> str:
@@ -222,11 +229,12 @@ def fingerprint(task: Task) -> str:
     return digest.hexdigest()[:12]
 
 
-def _optimizer_table(optimizer: Optimizer) -> dict[str, Any]:
-    values = settings(optimizer)
+def _table(registry: Mapping[str, type], instance: Any) -> dict[str, Any]:
+    """Name and settings, those of a `base` included."""
+    values = settings(instance)
     if "base" in values:
-        values["base"] = _optimizer_table(values["base"])
-    return {"name": _name(OPTIMIZERS, optimizer), **values}
+        values["base"] = _table(registry, values["base"])
+    return {"name": _name(registry, instance), **values}
 
 
 def _toml_table(name: str, table: Table) -> str:
