@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from experiment_doubles import small_experiment
-from protofed.evaluation.domains import accuracy, evaluate
+from protofed.evaluation.domains import evaluate
 from protofed.runtimes.federation import Federation, State
 
 
@@ -29,10 +29,6 @@ def trained(request: pytest.FixtureRequest) -> tuple[Federation, State]:
     for _ in range(3):
         state = federation.advance(state)
     return federation, state
-
-
-def test_accuracy_is_the_share_of_the_diagonal() -> None:
-    assert accuracy(torch.tensor([[3.0, 1.0], [2.0, 4.0]])) == 0.7  # (3 + 4) / 10
 
 
 def test_a_public_model_is_judged_as_it_is_and_own_models_by_their_mean(trained: tuple[Federation, State]) -> None:

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from protofed.data import Data
+from protofed.evaluation.metrics import top1
 from protofed.method import ClientId, Total
 from protofed.networks import Networks
 from protofed.runtimes.federation import Federation, State
@@ -61,14 +63,14 @@ def _own_accuracies(federation: Federation, state: State, client: ClientId) -> d
 def _accuracies(
     federation: Federation, networks: Networks, params: Params, context: tuple[Tree, ...], tests: Mapping[str, Data]
 ) -> dict[str, float]:
+    return {domain: top1(confusion(federation, networks, params, context, data)) for domain, data in tests.items()}
+
+
+def confusion(
+    federation: Federation, networks: Networks, params: Params, context: tuple[Tree, ...], *tests: Data
+) -> Tensor:
+    """The confusion matrix (C, C) of a model on these test sets together, in float64."""
     answer, transform = federation.runtime.answer, federation.task.transform
     seed = derive_seed(federation.training.seed, "evaluate")
-    return {
-        domain: accuracy(answer(Total(networks, params, context, data, transform, seed, federation.method.confusion)))
-        for domain, data in tests.items()
-    }
-
-
-def accuracy(confusion: Tensor) -> float:
-    """The share of the diagonal."""
-    return (confusion.diagonal().double().sum() / confusion.double().sum()).item()
+    requests = (Total(networks, params, context, data, transform, seed, federation.method.confusion) for data in tests)
+    return torch.stack([answer(request).double() for request in requests]).sum(0)

@@ -1,8 +1,19 @@
-"""Networks by name, as parts: `features` maps an input to a feature vector, `classifier` maps that to scores."""
+"""Networks by name, as parts: `features` maps an input to a feature vector, `classifier` maps that to scores.
 
-from torch import nn
+Where a paper puts layers between the two, they are a part of their own, `projection`. All layers start as PyTorch
+starts them.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from protofed.networks import Parts
+
+WIDTHS = (64, 128, 256, 512)
+"""Channels of the four stages of a ResNet."""
 
 
 def small_cnn(channels: int, num_classes: int) -> Parts:
@@ -19,3 +30,117 @@ def mlp(inputs: int, num_classes: int, width: int = 64) -> Parts:
     """One hidden layer for vectors; features of `width` non-negative numbers."""
     features = nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU())
     return {"features": features, "classifier": nn.Linear(width, num_classes)}
+
+
+def resnet10(channels: int, num_classes: int) -> Parts:
+    """FPL's network for images of 32 × 32: four stages of one block; 512 non-negative features."""
+    return {"features": _resnet(channels, blocks=1, stem_stride=1), "classifier": nn.Linear(512, num_classes)}
+
+
+def resnet18(
+    channels: int, num_classes: int, stem: Literal["cifar", "imagenet64"] = "cifar", projected: bool = False
+) -> Parts:
+    """pFedCSPC's network for images of 32 × 32 (stem `cifar`) or 64 × 64 (`imagenet64`); 512 non-negative features.
+
+    With `projected`, the paper's projection stands before the classifier: 512 → 512 → 256 with a ReLU between for the
+    stem `cifar`; 512 → 512 → 512 with nothing between, as in the authors' code, for `imagenet64`.
+    """
+    features = _resnet(channels, blocks=2, stem_stride={"cifar": 1, "imagenet64": 2}[stem])
+    if not projected:
+        return {"features": features, "classifier": nn.Linear(512, num_classes)}
+    if stem == "cifar":
+        projection = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 256))
+    else:
+        projection = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    width = 256 if stem == "cifar" else 512
+    return {"features": features, "projection": projection, "classifier": nn.Linear(width, num_classes)}
+
+
+def cnn3(channels: int, num_classes: int) -> Parts:
+    """FedSeProto's general encoder, three convolutions, for images of any size; 512 non-negative features."""
+    return _pooled_cnn(channels, num_classes, (32, 64, 128))
+
+
+def cnn2(channels: int, num_classes: int) -> Parts:
+    """The encoder of FedSeProto's other clients, two convolutions; its features have the size of those of `cnn3`."""
+    return _pooled_cnn(channels, num_classes, (32, 64))
+
+
+def conv2(channels: int, num_classes: int, pixels: int = 32) -> Parts:
+    """FedPC's network for square images of so many pixels (28 or 32); 192 non-negative features, no bias at the end."""
+    features = nn.Sequential(
+        *(nn.Conv2d(channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * _side_after_two(pixels) ** 2, 384), nn.ReLU()),
+        *(nn.Linear(384, 192), nn.ReLU()),
+    )
+    return {"features": features, "classifier": nn.Linear(192, num_classes, bias=False)}
+
+
+def lenet_projected(channels: int, num_classes: int, pixels: int = 32) -> Parts:
+    """pFedCSPC's network for CIFAR-10: 84 non-negative features, and a projection to 256 numbers for the classifier."""
+    features = nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(16 * _side_after_two(pixels) ** 2, 120), nn.ReLU()),
+        *(nn.Linear(120, 84), nn.ReLU()),
+    )
+    projection = nn.Sequential(nn.Linear(84, 84), nn.ReLU(), nn.Linear(84, 256))
+    return {"features": features, "projection": projection, "classifier": nn.Linear(256, num_classes)}
+
+
+MODELS: dict[str, Callable[..., Parts]] = {
+    "small_cnn": small_cnn,
+    "mlp": mlp,
+    "resnet10": resnet10,
+    "resnet18": resnet18,
+    "cnn3": cnn3,
+    "cnn2": cnn2,
+    "conv2": conv2,
+    "lenet_projected": lenet_projected,
+}
+"""Every network by name: a function of the number of channels (of inputs for `mlp`), of classes, and its settings."""
+
+
+class Block(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False))
+            self.shortcut.append(nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+def _resnet(channels: int, blocks: int, stem_stride: int) -> nn.Sequential:
+    """The features of a ResNet without max-pooling: a stem, so many blocks in each of four stages, a global mean."""
+    stem = nn.Conv2d(channels, WIDTHS[0], 3, stride=stem_stride, padding=1, bias=False)
+    layers: list[nn.Module] = [stem, nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()]
+    width = WIDTHS[0]
+    for stage, outputs in enumerate(WIDTHS):
+        for k in range(blocks):
+            layers.append(Block(width, outputs, stride=2 if stage > 0 and k == 0 else 1))
+            width = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def _pooled_cnn(channels: int, num_classes: int, widths: tuple[int, ...]) -> Parts:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip((channels, *widths), widths, strict=False):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+    layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(widths[-1] * 4 * 4, 512), nn.ReLU()]
+    return {"features": nn.Sequential(*layers), "classifier": nn.Linear(512, num_classes)}
+
+
+def _side_after_two(pixels: int) -> int:
+    """The side of the map after two 5 × 5 convolutions without padding, each with 2 × 2 pooling."""
+    return ((pixels - 4) // 2 - 4) // 2
