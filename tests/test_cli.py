@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from protofed import METHODS
+
 EXPERIMENT = """
 [task]
 name = "minidigits"
@@ -124,7 +126,7 @@ def test_bad_input_says_what_is_wrong(
 
 def test_methods_and_tasks_in_text_and_json() -> None:
     listed = json.loads(protofed("methods", "--json").stdout)
-    assert list(listed) == ["local", "fedavg", "fedprox", "moon", "fedproto", "fedproto_avg", "fpl", "fedrep"]
+    assert list(listed) == list(METHODS)
     assert all(listed.values())
     fpl = json.loads(protofed("methods", "fpl", "--json").stdout)
     settings = {s["name"]: s for s in fpl["settings"]}

@@ -11,6 +11,7 @@ from protofed.methods.fedproto import FedProto
 from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
+from protofed.methods.fedseproto import FedSeProto
 from protofed.methods.fpl import FPL
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
@@ -34,6 +35,7 @@ __all__ = [
     "FedProtoAvg",
     "FedProx",
     "FedRep",
+    "FedSeProto",
     "Local",
     "LocalOnly",
     "Method",

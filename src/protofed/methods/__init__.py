@@ -8,6 +8,7 @@ from protofed.methods.fedproto import FedProto
 from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
+from protofed.methods.fedseproto import FedSeProto
 from protofed.methods.fpl import FPL
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
@@ -20,5 +21,6 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "fedproto": FedProto,
     "fedproto_avg": FedProtoAvg,
     "fpl": FPL,
+    "fedseproto": FedSeProto,
     "fedrep": FedRep,
 }

@@ -1,0 +1,202 @@
+"""FedSeProto: clients split features into semantic and domain ones, and share only what is semantic.
+
+Lai, Fu, Liao, Chen, Zheng: FedSeProto: Learning Semantic Prototype in Federated Learning, ECAI 2024.
+
+Sends: the weights of features, semantic encoder and classifier, semantic class prototypes, and which classes it has; or
+the last two only (a setting). Keeps: its domain encoder and decoder, or its whole model. Server: mean of the weights by
+the number of examples; unweighted mean of each class's prototypes over the clients that own it.
+
+Departures:
+1. Eq. (11) as printed raises s₁ and lowers s₂, against the text around it; its sign is turned: softplus(s₁ − s₂).
+2. The KL divergence of Eq. (10) needs a distribution where the encoders give a vector z: it is taken as N(z, 1), whose
+   divergence is half the square of z.
+3. Squares and errors of Eq. (10) and (13) are averaged over dimensions (the paper leaves it open), so that α, β and λ
+   mean the same for any size.
+4. Eq. (13) is taken within the batch, over the classes that are in it and have a global prototype.
+5. The text has two phases, Algorithm 1 one loop, and when phases alternate is not said: by default on every batch (a
+   setting). The second moves the general encoder too, since only the head is said to be fixed.
+6. The soft labels come from the second phase's own pass over the batch, in training mode, without a gradient.
+7. The decoder is not described: a linear layer and three transposed convolutions for images, one hidden layer for
+   vectors. It rebuilds the input as the network sees it, varied and normalised.
+8. α, β and λ are not given; the defaults are ours.
+9. A class that no reply of a round holds keeps its prototype.
+10. Where only prototypes travel, the upload says 0 for the number of examples, which weighs nothing there.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
+from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
+from protofed.methods.fedseproto_networks import with_decoupling
+from protofed.methods.moon import represented
+from protofed.networks import Model, Parts, Patterns, matching, without
+from protofed.prototypes import class_means
+from protofed.prototypes.class_means import ClassSums, Prototypes
+from protofed.prototypes.contrast import pull
+from protofed.tree import Mean, Params, record
+
+HEAD: Patterns = ("classifier.*",)
+DECOUPLING: Patterns = ("semantic.*", "domain.*", "decoder.*")
+
+Known = WeightsAndPrototypes[Prototypes]
+
+
+@record
+class OwnParts:
+    """What stays at a client: its domain encoder and decoder, or all of its model."""
+
+    params: Params
+
+
+@dataclass(frozen=True)
+class FedSeProto(Method[Known, Known, OwnParts, PrototypeUpload]):
+    distillation_weight: NonNegative = 0.1
+    """α in Eq. (15): the weight of the distillation."""
+    information_weight: NonNegative = 0.01
+    """β in Eq. (15): the weight of the mutual information."""
+    prototype_weight: NonNegative = 1.0
+    """λ in Eq. (15): the weight of the alignment with the global prototypes."""
+    distillation: bool = True
+    """Whether L_KD, Eq. (11), is on: semantic features keep what the basic model knows, domain features lose it."""
+    information: bool = True
+    """Whether L_MI, Eq. (10), is on: semantic and domain features share little, and together rebuild the input."""
+    alignment: bool = True
+    """Whether L_Proto, Eq. (13), is on: semantic features are pulled to the global prototype of their class."""
+    phase_mode: Literal["batch", "epoch", "round", "joint"] = "batch"
+    """When the two phases of Sec. 3.3.2 alternate: on every batch, every epoch, once a round, or not at all (one step
+    for both together, one pass fewer)."""
+    shares: Literal["weights", "prototypes"] = "weights"
+    """What travels: weights and prototypes, or prototypes only, so that networks may differ (Sec. 3.4)."""
+
+    private: ClassVar[Patterns] = ("domain.*", "decoder.*")
+
+    @property
+    def stays(self) -> Patterns:
+        """The weights that never leave a client with these settings."""
+        return self.private if self.shares == "weights" else ("*",)
+
+    # ---- the server's half
+
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        return with_decoupling(task, task.model(client))
+
+    def init_server(self, central: Central) -> Known:
+        params = central.initial_params()
+        prototypes = class_means.no_prototypes(central.task.num_classes, len(params["semantic.weight"]))
+        return WeightsAndPrototypes(without(params, self.stays), prototypes)
+
+    def message_for(self, server: Known, client: ClientId) -> Known:
+        return server
+
+    def public(self, server: Known) -> tuple[Params, Known] | None:
+        return (server.params, server) if self.shares == "weights" else None
+
+    def upload_like(self, server: Known, central: Central) -> PrototypeUpload:
+        return PrototypeUpload(server.params, server.prototypes, torch.tensor(0))
+
+    def aggregate(self, server: Known, uploads: Uploads[PrototypeUpload], central: Central) -> Known:
+        """The global model, Eq. (16), and the global prototypes, Eq. (3)."""
+        mean, prototypes = Mean(), []
+        for _, upload in uploads:
+            mean.add(upload.params, upload.num_examples.item())
+            prototypes.append(upload.prototypes)
+        params = mean.value() if self.shares == "weights" else server.params
+        return WeightsAndPrototypes(params, class_means.mean_over_owners(prototypes, server.prototypes))
+
+    # ---- the client's half
+
+    def init_memory(self, local: Local, message: Known) -> OwnParts:
+        return OwnParts(matching(local.initial_params(), self.stays))
+
+    def local_weights(self, message: Known, memory: OwnParts) -> Params:
+        return {**message.params, **memory.params}
+
+    async def train(self, local: Local, message: Known, memory: OwnParts) -> Reply[PrototypeUpload, OwnParts]:
+        params = await self.trained(local, self.local_weights(message, memory), message.prototypes)
+        sums = await local.total(semantic_sums, params, (torch.zeros(local.num_classes),))
+        prototypes = class_means.ownership(sums.prototypes())
+        num_examples = local.num_examples if self.shares == "weights" else torch.tensor(0)
+        upload = PrototypeUpload(without(params, self.stays), prototypes, num_examples)
+        return Reply(upload, OwnParts(matching(params, self.stays)))
+
+    async def trained(self, local: Local, params: Params, known: Prototypes) -> Params:
+        """The weights after both phases of Sec. 3.3.2: the basic model learns, then features are taken apart."""
+        phases = (Objective(self.basic_loss, freezes=DECOUPLING), Objective(self.loss, freezes=HEAD))
+        if self.phase_mode == "joint":
+            return await local.fit(Objective(self.joint_loss), params=params, context=(known,))
+        if self.phase_mode == "batch":
+            return await local.fit(*phases, params=params, context=(known,))
+        turns, epochs = (local.epochs, 1) if self.phase_mode == "epoch" else (1, local.epochs)
+        for phase in phases * turns:
+            params = await local.fit(phase, params=params, context=(known,), epochs=epochs)
+        return params
+
+    def basic_loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+        """The first phase: the classifier learns on general features."""
+        return batch.cross_entropy(model.classifier(represented(model, batch.x)))
+
+    def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+        """The second phase: L of Eq. (15)."""
+        return self.decoupled(model, represented(model, batch.x), batch, known)
+
+    def joint_loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+        """Both phases at once, in one pass."""
+        z = represented(model, batch.x)
+        return batch.cross_entropy(model.classifier(z)) + self.decoupled(model, z, batch, known)
+
+    def decoupled(self, model: Model, z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+        """L_CE of Eq. (14) and the terms that are on, Eq. (15); no gradient reaches the classifier."""
+        head = model.frozen(matching(model.params, HEAD)).classifier
+        semantic, domain = model.semantic(z), model.domain(z)  # (B, D)
+        loss = batch.cross_entropy(head(semantic))
+        if self.distillation:
+            teacher = head(z)  # (B, C)
+            kept, lost = divergence(teacher, head(semantic)), divergence(teacher, head(domain))
+            loss = loss + self.distillation_weight * batch.mean(preference(kept, lost))
+        if self.information:
+            rebuilt = model.decoder(torch.cat([semantic, domain], -1))
+            loss = loss + self.information_weight * batch.mean(shared_information(semantic, domain, batch.x, rebuilt))
+        if self.alignment:
+            loss = loss + self.prototype_weight * balanced_pull(semantic, batch, known)
+        return loss
+
+    def predict(self, model: Model, x: Tensor, message: Known, memory: OwnParts | None) -> Tensor:
+        """The classifier on semantic features."""
+        return model.classifier(model.semantic(represented(model, x)))
+
+
+def shared_information(semantic: Tensor, domain: Tensor, x: Tensor, rebuilt: Tensor) -> Tensor:
+    """A bound of the mutual information of semantic and domain features, per example, (B,), Eq. (10)."""
+    lengths = semantic.square().mean(-1) / 2 + domain.square().mean(-1) / 2
+    return lengths + (x - rebuilt).square().flatten(1).mean(-1)
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """s₁ or s₂ of Eq. (11): KL(teacher ‖ student) of two (B, C) of logits, per example; no gradient to the teacher."""
+    wanted, found = teacher.detach().log_softmax(-1), student.log_softmax(-1)
+    return F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
+
+
+def preference(kept: Tensor, lost: Tensor) -> Tensor:
+    """Small where the first divergence is below the second, Eq. (11) with its sign turned."""
+    return F.softplus(kept - lost)
+
+
+def balanced_pull(z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+    """The squared distance to the own class's prototype, every class of the batch counting alike, Eq. (13)."""
+    distance = pull(z, batch.y, known.mean, known.is_known)  # (B,)
+    of_class = class_means.class_sums(distance[:, None], batch.y, batch.weight, len(known.count)).prototypes()
+    counts = of_class.is_known & known.is_known  # (C,)
+    return (of_class.mean[:, 0] * counts).sum() / counts.sum().clamp(min=1)
+
+
+def semantic_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
+    """What the prototypes of Eq. (12) are the means of."""
+    z = model.semantic(represented(model, batch.x))
+    return class_means.class_sums(z, batch.y, batch.weight, len(per_class))
