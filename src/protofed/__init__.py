@@ -6,7 +6,9 @@ from protofed.experiments.api import run
 from protofed.experiments.run import Result
 from protofed.method import Local, Method, Objective, Reply, Task
 from protofed.methods import METHODS
+from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedpc import FedPC
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
@@ -15,6 +17,7 @@ from protofed.methods.fedseproto import FedSeProto
 from protofed.methods.fpl import FPL
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
+from protofed.methods.pfedcspc import PFedCSPC
 from protofed.networks import Model
 from protofed.optim import Adam, Asam, Sam, Sgd
 from protofed.tasks import TASKS
@@ -30,7 +33,9 @@ __all__ = [
     "BadInput",
     "Batch",
     "Data",
+    "FedASAM",
     "FedAvg",
+    "FedPC",
     "FedProto",
     "FedProtoAvg",
     "FedProx",
@@ -42,6 +47,7 @@ __all__ = [
     "Model",
     "Moon",
     "Objective",
+    "PFedCSPC",
     "Reply",
     "Result",
     "RunFailed",

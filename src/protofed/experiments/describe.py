@@ -5,7 +5,7 @@ import inspect
 import re
 import sys
 import textwrap
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 
@@ -45,7 +45,9 @@ def _strings_below_fields(cls: type) -> dict[str, str]:
 
 
 def _default(field: "Field[Any]") -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+    """The default as JSON can hold it: a method or optimiser as it is written."""
+    default = field.default if field.default_factory is MISSING else field.default_factory()
+    return repr(default) if is_dataclass(default) else default
 
 
 def _kind(hint: Any) -> str:

@@ -3,7 +3,9 @@
 from typing import Any
 
 from protofed.method import Method
+from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedpc import FedPC
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
@@ -12,6 +14,7 @@ from protofed.methods.fedseproto import FedSeProto
 from protofed.methods.fpl import FPL
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
+from protofed.methods.pfedcspc import PFedCSPC
 
 METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "local": LocalOnly,
@@ -22,5 +25,8 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "fedproto_avg": FedProtoAvg,
     "fpl": FPL,
     "fedseproto": FedSeProto,
+    "fedpc": FedPC,
+    "pfedcspc": PFedCSPC,
+    "fedasam": FedASAM,
     "fedrep": FedRep,
 }

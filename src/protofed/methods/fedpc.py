@@ -1,0 +1,284 @@
+"""FedPC: clients are clustered once by their prototypes; clusters share extractors by similarity, heads stay personal.
+
+Liu, Wang, Liu, Ma: Personalized federated learning method based on prototype clustering mechanism, Journal on
+Communications, 2025 (in Chinese).
+
+Sends: the weights of everything but the classifier, class prototypes, and which classes it has; once, before the first
+round, the prototypes of the initial weights. Keeps: its classifier. Server: clusters the clients; in each round the
+mean of each cluster's weights and prototypes, then for each cluster a mean over all clusters by their similarity.
+
+Departures:
+1. The paper gives neither the number of clusters nor the number of principal components: 5 (a setting, 0 chooses by
+   silhouette) and 10; k-means++ with 10 restarts. Fewer clients than clusters form as many clusters as clients.
+2. A class that a client lacks is a zero in the clustering: at common initial weights, which classes there are is the
+   signal.
+3. Alg. 1 writes one global extractor; here each cluster has its own, as in Eq. (7) and (8).
+4. Eq. (5) compares the classes that both clusters have; no such class is similarity 0, a negative cosine is 0, and a
+   cluster's similarity to itself is 1. The weights of Eq. (6) are nearly equal; a softmax is a setting.
+5. Eq. (7) runs over the clusters that have the class, with their weights scaled to sum 1.
+6. Eq. (3) is taken on the class means of a batch, over its classes that have a prototype; 1e-12 under the root keeps
+   the gradient finite. The text also speaks of pushing other classes away, which no equation does.
+7. In the first round there are no prototypes to learn against: those of the clustering come from random weights.
+8. Means within a cluster are unweighted, as the text says; Eq. (1) weights by examples (a setting, for both).
+9. A cluster that nobody replies for keeps its extractor, and a class that no reply of its cluster holds its prototype;
+   the paper has all clients take part.
+10. A client that was not there for the clustering joins the nearest cluster when it first takes part; the paper leaves
+    this open. If that fails, it trains from the mean of all clusters, and its weights are not aggregated.
+11. Between rounds a client is tested with its cluster's extractor and its own head; the paper tests after training.
+12. The paper does not say which model its global accuracy is of; `global_model` and `global_prototypes` are two
+    readings.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, TypeVar
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from protofed import tree
+from protofed.data import Batch
+from protofed.method import (
+    Central,
+    ClientId,
+    Clients,
+    Local,
+    Method,
+    NonNegative,
+    Objective,
+    Positive,
+    Reply,
+    Task,
+    Uploads,
+)
+from protofed.methods.families import PrototypeUpload
+from protofed.methods.fedrep import HEAD, OwnHead
+from protofed.networks import Model, Parts, Patterns, matching, without
+from protofed.prototypes import class_means
+from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.prototypes.kmeans import Partition, no_partition, partitioned
+from protofed.tree import Mean, Params, record
+
+KEPT: Patterns = (*HEAD, *class_means.RECORDED)
+
+T = TypeVar("T")
+
+
+@record
+class Clusters:
+    params: Params  # the extractor that each cluster trains from, entries (J, ...)
+    prototypes: Prototypes  # what each cluster learns against, (J, C, D) and (J, C)
+    own: Prototypes  # what each cluster's clients sent, (J, C, D) and (J, C)
+    assignment: dict[ClientId, Tensor]  # (), the cluster of each client; −1 where it has none
+    partition: Partition
+
+
+@record
+class ClusterMessage:
+    params: Params
+    prototypes: Prototypes  # (C, D) and (C,)
+    is_assigned: Tensor  # (), whether the client has a cluster
+
+
+@dataclass(frozen=True)
+class FedPC(Method[Clusters, ClusterMessage, OwnHead, PrototypeUpload]):
+    num_clusters: Annotated[int, Ge(0)] = 5
+    """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
+    pca_dims: Annotated[int, Ge(1)] = 10
+    """The number of principal components that clients are clustered by, at most as many as there are clients."""
+    cross_entropy_weight: NonNegative = 0.5
+    """α in Eq. (4)."""
+    pull_weight: NonNegative = 0.5
+    """γ in Eq. (4): how strongly class means are pulled to the prototypes of the cluster."""
+    rho: Literal["cosine", "softmax"] = "cosine"
+    """ρ in Eq. (6): cosines divided by their sum, or their softmax."""
+    temperature: Positive = 0.1
+    """The temperature of the softmax, if ρ is one; not in the paper."""
+    intra_weighting: Literal["uniform", "examples"] = "uniform"
+    """Whether the clients of a cluster count equally or by their numbers of examples, N_i in Eq. (1)."""
+    prototype_mode: PrototypeMode = "recomputed"
+    """Whether a client's prototypes, Eq. (2), are recomputed after training or the running means of its last epoch."""
+
+    private: ClassVar[Patterns] = HEAD
+
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        return class_means.with_recorder(task, task.model(client), self.prototype_mode)
+
+    # ---- who belongs together
+
+    def init_server(self, central: Central) -> Clusters:
+        params = {name: leaf[None] for name, leaf in without(central.initial_params(), KEPT).items()}
+        assignment = {client: torch.tensor(-1) for client in sorted(central.task.clients)}
+        empty = stacked([class_means.no_prototypes(central.task.num_classes, central.feature_dim)])
+        return Clusters(params, empty, empty, assignment, no_partition(empty.mean.numel()))
+
+    def setup(self, server: Clusters, clients: Clients) -> Clusters:
+        """Clusters the clients by the prototypes of their initial weights, steps 2 to 6 of Alg. 1."""
+        described = self.described(server, clients)
+        points = torch.stack(list(described.values()))  # (N, C·D)
+        partition, labels = partitioned(points, self.num_clusters, self.pca_dims, clients.central.generator)
+        count = len(partition.centres)
+        params = {name: leaf.repeat_interleave(count, 0) for name, leaf in server.params.items()}
+        empty = stacked([of_cluster(server.prototypes, 0)] * count)
+        assignment = {**server.assignment, **dict(zip(described, labels.unbind(), strict=True))}
+        return Clusters(params, empty, empty, assignment, partition)
+
+    def round(self, server: Clusters, clients: Clients) -> Clusters:
+        """A round, before which clients without a cluster join the nearest."""
+        if any(server.assignment[client] < 0 for client in clients.ids):
+            found = {c: server.partition.nearest(p[None])[0] for c, p in self.described(server, clients).items()}
+            server = replace(server, assignment={**server.assignment, **found})
+        return super().round(server, clients)
+
+    def described(self, server: Clusters, clients: Clients) -> dict[ClientId, Tensor]:
+        """What clients without a cluster are clustered by, (C·D,)."""
+        like = of_cluster(server.own, 0)
+        uploads = clients.run(self.describe, lambda client: self.message_for(server, client), like)
+        return {client: upload.mean.flatten() for client, upload in uploads if server.assignment[client] < 0}
+
+    async def describe(self, local: Local, message: ClusterMessage, memory: OwnHead) -> Reply[Prototypes, OwnHead]:
+        """The client's prototypes under the initial weights, Eq. (2); none, and no work, if it has a cluster."""
+        if message.is_assigned:
+            return Reply(class_means.no_prototypes(*message.prototypes.mean.shape), memory)
+        prototypes = await class_means.of_client(local, local.initial_params(), "recomputed")
+        return Reply(class_means.ownership(prototypes), memory)
+
+    # ---- rounds
+
+    def message_for(self, server: Clusters, client: ClientId) -> ClusterMessage:
+        cluster = int(server.assignment[client])
+        if cluster < 0:
+            nothing = class_means.no_prototypes(*server.own.mean.shape[1:])
+            return ClusterMessage(mean_extractor(server), nothing, torch.tensor(False))
+        params, prototypes = of_cluster((server.params, server.prototypes), cluster)
+        return ClusterMessage(params, prototypes, torch.tensor(True))
+
+    def upload_like(self, server: Clusters, central: Central) -> PrototypeUpload:
+        params, prototypes = of_cluster((server.params, server.own), 0)
+        return PrototypeUpload(params, prototypes, torch.tensor(0))
+
+    def aggregate(self, server: Clusters, uploads: Uploads[PrototypeUpload], central: Central) -> Clusters:
+        """Means within clusters, steps 12 to 14 of Alg. 1, then between them, Eq. (5) to (8)."""
+        count = len(server.partition.centres)
+        means, sent = [Mean() for _ in range(count)], [list[tuple[Prototypes, float]]() for _ in range(count)]
+        for client, upload in uploads:
+            cluster = int(server.assignment[client])
+            if cluster >= 0:
+                weight = upload.num_examples.item() if self.intra_weighting == "examples" else 1.0
+                means[cluster].add(upload.params, weight)
+                sent[cluster].append((upload.prototypes, weight))
+        params = [means[j].value() if sent[j] else of_cluster(server.params, j) for j in range(count)]
+        own = stacked([members_mean(sent[j], of_cluster(server.own, j)) for j in range(count)])
+        shares = similarity_shares(own, self.rho, self.temperature)
+        mixed = stacked([blended(params, row) for row in shares.tolist()])  # Eq. (8)
+        return replace(server, params=mixed, prototypes=blended_prototypes(own, shares), own=own)
+
+    def init_memory(self, local: Local, message: ClusterMessage) -> OwnHead:
+        return OwnHead(matching(local.initial_params(), HEAD))
+
+    def local_weights(self, message: ClusterMessage, memory: OwnHead) -> Params:
+        return {**message.params, **memory.params}
+
+    async def train(self, local: Local, message: ClusterMessage, memory: OwnHead) -> Reply[PrototypeUpload, OwnHead]:
+        start = class_means.cleared(self.local_weights(message, memory), local.networks)
+        params = await local.fit(Objective(self.loss), params=start, context=(message.prototypes,))
+        prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
+        upload = PrototypeUpload(without(params, KEPT), prototypes, local.num_examples)
+        return Reply(upload, OwnHead(matching(params, HEAD)))
+
+    def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+        """The local objective, Eq. (4)."""
+        z = model.features(batch.x)
+        class_means.record_last_epoch(model, z, batch)
+        cross_entropy = batch.cross_entropy(model.scores(z))
+        return self.cross_entropy_weight * cross_entropy + self.pull_weight * prototype_distance(z, batch, known)
+
+
+def prototype_distance(z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+    """L_p in Eq. (3): Σ over the batch's classes of the distance from their mean to their prototype."""
+    own = class_means.class_sums(z, batch.y, batch.weight, len(known.count)).prototypes()
+    squares = (own.mean - known.mean.detach()).square().sum(-1)  # (C,)
+    return ((squares + 1e-12).sqrt() * (own.is_known & known.is_known)).sum()
+
+
+def members_mean(sent: list[tuple[Prototypes, float]], previous: Prototypes) -> Prototypes:
+    """A cluster's prototypes: the weighted mean over the members that own each class; a class without one stays."""
+    total = torch.zeros_like(previous.mean, dtype=torch.float64)
+    weights, owners = torch.zeros_like(previous.count, dtype=torch.float64), torch.zeros_like(previous.count)
+    for prototypes, weight in sent:
+        total += weight * prototypes.mean.double() * prototypes.is_known[:, None]
+        weights += weight * prototypes.is_known
+        owners += prototypes.is_known
+    mean = (total / weights.where(weights > 0, 1.0)[:, None]).to(previous.mean.dtype)
+    is_new = weights > 0
+    return Prototypes(torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, owners, previous.count))
+
+
+def similarity_shares(own: Prototypes, rho: Literal["cosine", "softmax"], temperature: float) -> Tensor:
+    """ρ in Eq. (5) and (6), (J, J), float64: what each cluster (a row) takes from each; rows sum to 1."""
+    mean = own.mean.double()
+    is_shared = own.is_known[:, None] & own.is_known  # (J, J, C)
+    products = (torch.einsum("jcd,kcd->jkc", mean, mean) * is_shared).sum(-1)  # (J, J)
+    squares = (mean.square().sum(-1)[:, None] * is_shared).sum(-1)  # (J, J), of a row's classes shared with a column
+    cosines = products / (squares * squares.T).sqrt().clamp(min=1e-16)
+    itself = torch.eye(len(mean), dtype=torch.bool)
+    cosines = torch.where(itself, 1.0, cosines.clamp(min=0))
+    if rho == "cosine":
+        return cosines / cosines.sum(-1, keepdim=True)
+    return torch.where(is_shared.any(-1) | itself, cosines / temperature, -torch.inf).softmax(-1)
+
+
+def blended_prototypes(own: Prototypes, shares: Tensor) -> Prototypes:
+    """What each cluster learns against, Eq. (7), over the clusters that have the class."""
+    weights = shares[:, :, None] * own.is_known  # (J, J, C)
+    total = weights.sum(1)  # (J, C)
+    mean = torch.einsum("jkc,kcd->jcd", weights, own.mean.double()) / total.where(total > 0, 1.0)[..., None]
+    return Prototypes(mean.to(own.mean.dtype), ((weights > 0) * own.count).sum(1))
+
+
+def blended(params: list[Params], weights: list[float]) -> Params:
+    """The weighted mean of the clusters' extractors."""
+    mean = Mean()
+    for own, weight in zip(params, weights, strict=True):
+        mean.add(own, weight)
+    blend: Params = mean.value()
+    return blend
+
+
+def of_cluster(value: T, cluster: int) -> T:
+    """One cluster's entries of a record whose tensors have a leading axis of clusters."""
+    return tree.map(lambda leaf: leaf[cluster], value)
+
+
+def stacked(values: list[T]) -> T:
+    """The record whose tensors have a leading axis of clusters."""
+    return tree.map(lambda *leaves: torch.stack(leaves), *values)
+
+
+# ---- a model for everyone, in two readings
+
+
+def mean_extractor(server: Clusters) -> Params:
+    """The mean of the clusters' extractors by their numbers of clients."""
+    count = len(server.partition.centres)
+    assigned = torch.stack(list(server.assignment.values()))
+    sizes = assigned[assigned >= 0].bincount(minlength=count).tolist()
+    return blended([of_cluster(server.params, j) for j in range(count)], sizes if any(sizes) else [1.0] * count)
+
+
+def global_model(server: Clusters, memories: Mapping[ClientId, OwnHead]) -> Params:
+    """The mean extractor under the mean of the personal heads, which no server has: for evaluation only."""
+    mean = Mean()
+    for _, memory in sorted(memories.items()):
+        mean.add(memory.params)
+    return {**mean_extractor(server), **mean.value()}
+
+
+def global_prototypes(server: Clusters) -> Prototypes:
+    """The mean of the clusters' prototypes by the numbers of clients behind them, which the mean extractor's features
+    are compared with by `contrast.nearest`."""
+    weights = server.own.count.double()  # (J, C)
+    count = server.own.count.sum(0)
+    mean = (weights[..., None] * server.own.mean.double()).sum(0) / count.clamp(min=1)[:, None]
+    return Prototypes(mean.to(server.own.mean.dtype), count)

@@ -1,0 +1,309 @@
+"""pFedCSPC: the server retrains the global head on clients' prototypes, and mixes an encoder for every client.
+
+Meng, Qi, Wu, Du, Li, Cui, Meng: Improving Global Generalization and Local Personalization for Federated Learning,
+IEEE TNNLS 2024. With `personalised = false` it is FedCSPC: Qi, Meng, Chen, Hu, Lin, Meng: Cross-Silo Prototypical
+Calibration for Federated Learning with Non-IID Data, ACM MM 2023.
+
+Sends: what the base method sends, and several prototypes of each class that it has. Keeps: what the base method keeps,
+and the weights it trained last. Server: what the base method does; then projection and classifier are retrained on the
+prototypes, exemplars and global prototypes are made of them, and encoders are mixed for each client.
+
+Departures:
+1. Eq. (4) is a softmax over clients; the denominator as printed has the temperature inside the loss and one index for
+   two. The temperature is not given; it is 0.5 here.
+2. A client that was not in the last round starts from the global encoder: its prototypes are not at hand.
+3. Features and prototypes have length 1 in Eq. (5), as in the authors' code.
+4. Eq. (6) is the absolute difference of the cosines; the paper prints a comma. Triplets of which two points coincide
+   are left out.
+5. Eq. (7) compares distances relative to their mean, by a smooth L1, as in the authors' code.
+6. The alignment runs the encoder a second time on each batch, with statistics of BatchNorm that are thrown away.
+7. A cluster gives max(1, round(r · size)) examples to a sample; a class of fewer examples than clusters has fewer
+   clusters. The authors' code has no clusters and samples 0.8 of the class with replacement.
+8. Clients draw: clusters and samples come from the seed of the client's step.
+9. λ of Eq. (10) is drawn for each augmented pair. A prototype without partner of its class is its own positive; a
+   client of one class takes negatives from others.
+10. Eq. (11) has a hinge, as in the authors' code; without one it has no lower bound.
+11. The negatives and positives of Eq. (12) are those of the batch. A prototype that is the only one of its class there
+    adds nothing but counts in the mean.
+12. Eq. (13) leaves out classes that nobody has in a round, so that their rows of the classifier stay.
+13. Eq. (14) and (16) are means over a client's prototypes of the class and then over the clients that have the class; a
+    class that nobody has keeps what it had.
+14. Norm in Eq. (15) is a softmax, of the cosines over τ_g for the exemplars; λ is not given and is 0.5.
+15. The schedule of the calibration is that of the authors' code (the paper has none): 100 epochs, batches of 100, SGD
+    with weight decay 10⁻⁵, learning rate 0.1 in the first six rounds, 0.01 up to the 41st, then 0.001, and a tenth
+    after every 30 epochs.
+16. Of a base that averages global models (FedASAM) the calibration takes the last one, and the average is not used.
+17. In a network without projection the calibration trains the classifier, and Eq. (11) and (12) have no effect.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Interval
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Positive, Reply, Uploads
+from protofed.methods.families import GlobalModel, Weights, WeightUpload
+from protofed.methods.fedavg import FedAvg
+from protofed.networks import Model, Patterns, matching, without
+from protofed.prototypes import alignment, calibration, class_means, sampling
+from protofed.prototypes.calibration import Partners, Pool
+from protofed.prototypes.class_means import Prototypes
+from protofed.prototypes.sampling import Slots
+from protofed.seeds import generator
+from protofed.tree import Params, Tree, record
+
+HEAD: Patterns = ("projection.*", "classifier.*")
+Share = Annotated[float, Interval(ge=0, le=1)]
+Count = Annotated[int, Ge(1)]
+
+
+@record
+class Knowledge:
+    """What the server knows."""
+
+    base: Weights  # the server's record of the base method
+    head: Params  # the calibrated projection and classifier
+    prototypes: Prototypes  # the global prototypes, (C, D)
+    exemplars: Prototypes  # the exemplars, (C, P) with P the size of what the classifier reads
+    encoders: Params  # (K, ...), of the K clients of the last round; nothing without personal initialisation
+    mixing: dict[ClientId, Tensor]  # (K,) for each client, zeros for one that was not in the last round
+
+
+@record
+class Guidance:
+    """What a client receives."""
+
+    base: Weights
+    prototypes: Prototypes
+
+
+@record
+class Published(Guidance):
+    """What the public model predicts with."""
+
+    exemplars: Prototypes
+
+
+@record
+class Kept:
+    base: Tree  # the memory of the base method
+    params: Params  # the weights trained last; nothing in the global variant
+
+
+@record
+class SampledUpload:
+    base: WeightUpload
+    prototypes: Slots
+
+
+@dataclass(frozen=True)
+class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
+    base: GlobalModel[Any] = field(default_factory=FedAvg)
+    """The method whose objective is L_base in Eq. (18)."""
+    personalised: bool = True
+    """Whether clients have models of their own; without, the method is FedCSPC."""
+    personal_initialisation: bool = True
+    """Whether a client starts from an encoder mixed for it, Eq. (4) (PMI)."""
+    initialisation_temperature: Positive = 0.5
+    """τ_p in Eq. (4)."""
+    prototypes: Literal["clustered", "class_means"] = "clustered"
+    """Samples of the clusters of a class, Eq. (8) and (9) (CPM), or the mean of the class (TPG)."""
+    clusters: Count = 3
+    """j in Eq. (8), the number of clusters of a class."""
+    repeats: Count = 5
+    """n_repeat in Eq. (9), the number of samples of a cluster."""
+    sampled_share: Annotated[float, Interval(gt=0, le=1)] = 0.5
+    """r in Eq. (9), the share of a cluster in a sample."""
+    alignment_weight: NonNegative = 0.1
+    """κ in Eq. (18), the weight of the alignment (PTA)."""
+    node: bool = True
+    """Whether features are held to prototypes, Eq. (5)."""
+    angle: bool = True
+    """Whether angles between features are held to those between prototypes, Eq. (6)."""
+    edge: bool = True
+    """Whether distances between features are held to those between prototypes, Eq. (7)."""
+    alignment_temperature: Positive = 0.5
+    """τ_l in Eq. (5)."""
+    calibration: bool = True
+    """Whether the server retrains projection and classifier on prototypes, Eq. (17)."""
+    contrast: bool = True
+    """Whether the calibration contrasts prototypes across clients, Eq. (12) (CA)."""
+    augmentation: bool = True
+    """Whether the calibration contrasts augmented prototypes, Eq. (10) and (11) (PA)."""
+    contrast_weight: NonNegative = 0.1
+    """η in Eq. (17), the weight of both contrasts."""
+    temperature: Positive = 0.5
+    """τ_g in Eq. (12)."""
+    easy_weight: Positive = 0.5
+    """σ in Eq. (12) of pairs of one class at one client, or of two classes at two clients."""
+    augmentations: Count = 5
+    """n_aug, the number of augmented pairs for each prototype."""
+    margin: NonNegative = 1.0
+    """α in Eq. (11)."""
+    calibration_epochs: Count = 100
+    """Passes of the calibration over the prototypes."""
+    calibration_rate: Positive = 0.1
+    """Learning rate of the calibration in the first rounds."""
+    knowledge_weight: Share = 0.5
+    """λ in Eq. (15), the weight of the exemplars in the public model's prediction (KP); 0 turns them off."""
+
+    @property
+    def is_mixing(self) -> bool:
+        return self.personalised and self.personal_initialisation
+
+    @property
+    def slots_per_class(self) -> int:
+        return self.clusters * self.repeats if self.prototypes == "clustered" else 1
+
+    # ---- the server's half
+
+    def init_server(self, central: Central) -> Knowledge:
+        base, dim, num_classes = self.base.init_server(central), central.feature_dim, central.task.num_classes
+        width = calibration.embedded(central, base.params, torch.zeros(1, dim)).shape[-1]
+        everyone, none = sorted(central.task.clients), torch.zeros(0, dtype=torch.float64)
+        return Knowledge(
+            base,
+            matching(base.params, HEAD),
+            class_means.no_prototypes(num_classes, dim),
+            class_means.no_prototypes(num_classes, width),
+            {name: leaf.new_zeros(0, *leaf.shape) for name, leaf in self.encoder(base.params).items()},
+            {client: none for client in everyone if self.is_mixing},
+        )
+
+    def encoder(self, params: Params) -> Params:
+        """What is mixed for clients."""
+        return without(params, HEAD) if self.is_mixing else {}
+
+    def message_for(self, server: Knowledge, client: ClientId) -> Guidance:
+        params = {**server.base.params, **server.head}
+        if client in server.mixing and server.mixing[client].any():
+            params |= calibration.mixed(server.encoders, server.mixing[client])
+        return Guidance(replace(self.base.message_for(server.base, client), params=params), server.prototypes)
+
+    def public(self, server: Knowledge) -> tuple[Params, Guidance] | None:
+        public = self.base.public(server.base)
+        assert public is not None  # a global model is public
+        params, message = public
+        if self.calibration:
+            params = {**server.base.params, **server.head}
+        return params, Published(message, server.prototypes, server.exemplars)
+
+    def upload_like(self, server: Knowledge, central: Central) -> SampledUpload:
+        slots = sampling.empty_slots(central.task.num_classes, self.slots_per_class, central.feature_dim)
+        return SampledUpload(self.base.upload_like(server.base, central), slots)
+
+    def aggregate(self, server: Knowledge, uploads: Uploads[SampledUpload], central: Central) -> Knowledge:
+        slots: dict[ClientId, Slots] = {}
+        models: dict[ClientId, Params] = {}
+
+        def of_base() -> Uploads[WeightUpload]:
+            for client, upload in uploads:
+                slots[client] = upload.prototypes
+                if self.is_mixing:
+                    models[client] = upload.base.params
+                yield client, upload.base
+
+        base = self.base.aggregate(server.base, of_base(), central)
+        present = sorted(slots)
+        pool = calibration.pooled([slots[client] for client in present], central.task.num_classes)
+        head = self.calibrated(base.params, pool, central)
+        exemplars = calibration.embedded(central, {**base.params, **head}, pool.mean)
+        return Knowledge(
+            base,
+            head,
+            calibration.class_centres(pool.mean, pool, server.prototypes),
+            calibration.class_centres(exemplars, pool, server.exemplars),
+            *self.mixture(server, {client: models[client] for client in present if client in models}, pool, central),
+        )
+
+    def mixture(
+        self, server: Knowledge, models: dict[ClientId, Params], pool: Pool, central: Central
+    ) -> tuple[Params, dict[ClientId, Tensor]]:
+        """The encoders of the round and what each counts for each client, Eq. (4)."""
+        if not models:
+            return {}, {}
+        losses = torch.stack(
+            [calibration.client_losses(params, pool, central) for params in models.values()], 1
+        )  # (K, K)
+        weights = dict(zip(models, calibration.mixing_weights(losses, self.initialisation_temperature), strict=True))
+        stacked = {name: torch.stack([params[name] for params in models.values()]) for name in server.encoders}
+        nothing = torch.zeros(len(models), dtype=torch.float64)
+        return stacked, {client: weights.get(client, nothing) for client in server.mixing}
+
+    def calibrated(self, params: Params, pool: Pool, central: Central) -> Params:
+        """Projection and classifier, retrained on the prototypes."""
+        if self.calibration:
+            partners = calibration.drawn_partners(pool, self.augmentations, central.generator)
+            is_known = pool.label.bincount(minlength=central.task.num_classes) > 0
+            objective, context = Objective(self.calibration_loss, trains=HEAD), (pool, partners, is_known)
+            steps = calibration.schedule(self.calibration_epochs, self.calibration_rate, central.round)
+            params = calibration.retrained(params, objective, context, steps, central)
+        return matching(params, HEAD)
+
+    def calibration_loss(self, model: Model, batch: Batch, pool: Pool, partners: Partners, is_known: Tensor) -> Tensor:
+        """The server's objective, Eq. (17)."""
+        z, rows = model.embedding(batch.x), batch.index
+        loss = calibration.known_cross_entropy(model.classifier(z), batch.y, is_known)
+        if self.contrast:
+            client, weight = pool.client[rows], batch.weight
+            apart = calibration.weighted_contrast(z, batch.y, client, weight, self.temperature, self.easy_weight)
+            loss = loss + self.contrast_weight * apart
+        if self.augmentation:
+            same, other = pool.mean[partners.same[rows]], pool.mean[partners.other[rows]]  # (B, A, D)
+            pairs = torch.stack(calibration.augmented(batch.x, same, other, partners.strength[rows]))
+            positive, negative = model.embedding(pairs.flatten(0, 2)).view(*pairs.shape[:3], -1)
+            hinge = calibration.augmented_contrast(z, positive, negative, self.margin)
+            loss = loss + self.contrast_weight * hinge
+        return batch.mean(loss)
+
+    # ---- the client's half
+
+    def init_memory(self, local: Local, message: Guidance) -> Kept:
+        return Kept(self.base.init_memory(local, message.base), message.base.params if self.personalised else {})
+
+    def local_weights(self, message: Guidance, memory: Kept) -> Params:
+        return memory.params if self.personalised else message.base.params
+
+    async def train(self, local: Local, message: Guidance, memory: Kept) -> Reply[SampledUpload, Kept]:
+        if self.alignment_weight and (self.node or self.angle or self.edge):
+            local = local.adding(self.alignment, message.prototypes)
+        reply = await self.base.train(local, message.base, memory.base)
+        params = reply.upload.params
+        z = await local.map(features, params)
+        upload = SampledUpload(reply.upload, self.sampled(z, local))
+        return Reply(upload, Kept(reply.memory, params if self.personalised else {}))
+
+    def sampled(self, z: Tensor, local: Local) -> Slots:
+        """The client's prototypes, from its features (n, D)."""
+        is_clustered = self.prototypes == "clustered"
+        clusters, repeats, share = (self.clusters, self.repeats, self.sampled_share) if is_clustered else (1, 1, 1.0)
+        draws = generator(local.step_seed, "prototypes")
+        return sampling.sampled_prototypes(z, local.data.labels, local.num_classes, clusters, repeats, share, draws)
+
+    def alignment(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
+        """What the alignment adds to the objective of Eq. (18)."""
+        z = alignment.own_statistics(model).features(batch.x)
+        loss = z.new_zeros(())
+        if self.node:
+            loss = loss + batch.mean(alignment.node_loss(z, batch.y, prototypes, self.alignment_temperature))
+        if self.angle:
+            loss = loss + alignment.angle_loss(z, batch.y, batch.weight, prototypes)
+        if self.edge:
+            loss = loss + alignment.edge_loss(z, batch.y, batch.weight, prototypes)
+        return self.alignment_weight * loss
+
+    def predict(self, model: Model, x: Tensor, message: Guidance, memory: Kept | None) -> Tensor:
+        """Logits; of the public model, classifier and exemplars together, Eq. (15)."""
+        z = model.embedding(model.features(x))
+        logits = model.classifier(z)
+        if not isinstance(message, Published) or not self.knowledge_weight:
+            return logits
+        known = calibration.knowledge(z, message.exemplars, self.temperature)
+        return (1 - self.knowledge_weight) * logits.softmax(-1) + self.knowledge_weight * known
+
+
+def features(model: Model, batch: Batch) -> Tensor:
+    return model.features(batch.x)
