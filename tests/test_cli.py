@@ -36,8 +36,9 @@ def experiment(tmp_path: Path) -> Path:
 
 def protofed(*words: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "protofed.cli", *map(str, words)]
-    text = {"COLUMNS": "120", "TERM": "dumb", **environment}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **text}, check=False)
+    own = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
+    text = {**own, "COLUMNS": "120", "TERM": "dumb", **environment}
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=text, check=False)
 
 
 def test_run_show_and_run_again(experiment: Path, tmp_path: Path) -> None:
