@@ -12,9 +12,9 @@ from methods.conformance import CHECKS, check_inputs_are_left_alone
 from protofed import tree
 from protofed.method import Central, Local, Method, Reply, Uploads
 from protofed.methods import METHODS
-from protofed.methods.families import Weights, WeightUpload
+from protofed.methods.families import OwnWeights, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fedrep import FedRep, OwnHead
+from protofed.methods.fedrep import FedRep
 from protofed.networks import without
 from protofed.tree import Params, record
 
@@ -86,7 +86,7 @@ class LeakyFedRep(FedRep):
     def upload_like(self, server: Weights, central: Central) -> Any:
         return LeakyUpload(server.params, torch.tensor(0), _statistics(central.initial_params()))
 
-    async def train(self, local: Local, message: Weights, memory: OwnHead) -> Reply[Any, OwnHead]:
+    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[Any, OwnWeights]:
         reply = await super().train(local, message, memory)
         statistics = _statistics(self.local_weights(message, reply.memory))
         return Reply(LeakyUpload(reply.upload.params, reply.upload.num_examples, statistics), reply.memory)

@@ -36,7 +36,7 @@ from methods.conformance import (
 from protofed import tree, wire
 from protofed.data import Batch
 from protofed.method import Local, Method, Reply, Request
-from protofed.methods.families import PrototypeUpload, Weights, WeightSharing
+from protofed.methods.families import OwnWeights, PrototypeUpload, Weights, WeightSharing
 from protofed.methods.fedpc import (
     Clusters,
     FedPC,
@@ -49,7 +49,7 @@ from protofed.methods.fedpc import (
     prototype_distance,
     similarity_shares,
 )
-from protofed.methods.fedrep import HEAD, OwnHead
+from protofed.methods.fedrep import HEAD
 from protofed.networks import Model, Parts, matching, without
 from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes
@@ -260,22 +260,22 @@ def test_a_cluster_that_nobody_replies_for_keeps_its_extractor_and_shares_it() -
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedBody(WeightSharing[OwnHead]):
+class SharedBody(WeightSharing[OwnWeights]):
     """FedAvg on everything but the classifier, which stays at the client and trains along."""
 
     private = HEAD
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnHead) -> Tensor:
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))
 
-    def init_memory(self, local: Local, message: Weights) -> OwnHead:
-        return OwnHead(matching(local.initial_params(), HEAD))
+    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+        return OwnWeights(matching(local.initial_params(), HEAD))
 
-    def local_weights(self, message: Weights, memory: OwnHead) -> Params:
+    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
 
-    def remember(self, params: Params, memory: OwnHead) -> OwnHead:
-        return OwnHead(matching(params, HEAD))
+    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
+        return OwnWeights(matching(params, HEAD))
 
 
 @pytest.mark.parametrize("mode", ["recomputed", "running"])
@@ -592,7 +592,7 @@ def small_server() -> Clusters:
 
 
 def test_the_model_for_everyone_is_the_mean_extractor_under_the_mean_head() -> None:
-    heads = {c: OwnHead({"classifier.weight": torch.tensor([[w]])}) for c, w in (("a", 1.0), ("d", 4.0), ("e", 4.0))}
+    heads = {c: OwnWeights({"classifier.weight": torch.tensor([[w]])}) for c, w in (("a", 1.0), ("d", 4.0), ("e", 4.0))}
     found = global_model(small_server(), heads)
     # (3 · 1 + 1 · 5) / 4 = 2, and (1 + 4 + 4) / 3 = 3.
     assert {name: leaf.item() for name, leaf in found.items()} == {"features.weight": 2.0, "classifier.weight": 3.0}

@@ -18,8 +18,8 @@ Known = TypeVar("Known")
 
 
 @record
-class OwnModel:
-    """The memory of a client that keeps its whole model."""
+class OwnWeights:
+    """The memory of a client that keeps some or all of its weights."""
 
     params: Params
 

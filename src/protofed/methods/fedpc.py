@@ -52,8 +52,8 @@ from protofed.method import (
     Task,
     Uploads,
 )
-from protofed.methods.families import PrototypeUpload
-from protofed.methods.fedrep import HEAD, OwnHead
+from protofed.methods.families import OwnWeights, PrototypeUpload
+from protofed.methods.fedrep import HEAD
 from protofed.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
@@ -82,7 +82,7 @@ class ClusterMessage:
 
 
 @dataclass(frozen=True)
-class FedPC(Method[Clusters, ClusterMessage, OwnHead, PrototypeUpload]):
+class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     num_clusters: Annotated[int, Ge(0)] = 5
     """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
     pca_dims: Annotated[int, Ge(1)] = 10
@@ -137,7 +137,9 @@ class FedPC(Method[Clusters, ClusterMessage, OwnHead, PrototypeUpload]):
         uploads = clients.run(self.describe, lambda client: self.message_for(server, client), like)
         return {client: upload.mean.flatten() for client, upload in uploads if server.assignment[client] < 0}
 
-    async def describe(self, local: Local, message: ClusterMessage, memory: OwnHead) -> Reply[Prototypes, OwnHead]:
+    async def describe(
+        self, local: Local, message: ClusterMessage, memory: OwnWeights
+    ) -> Reply[Prototypes, OwnWeights]:
         """The client's prototypes under the initial weights, Eq. (2); none, and no work, if it has a cluster."""
         if message.is_assigned:
             return Reply(class_means.no_prototypes(*message.prototypes.mean.shape), memory)
@@ -174,18 +176,20 @@ class FedPC(Method[Clusters, ClusterMessage, OwnHead, PrototypeUpload]):
         mixed = stacked([blended(params, row) for row in shares.tolist()])  # Eq. (8)
         return replace(server, params=mixed, prototypes=blended_prototypes(own, shares), own=own)
 
-    def init_memory(self, local: Local, message: ClusterMessage) -> OwnHead:
-        return OwnHead(matching(local.initial_params(), HEAD))
+    def init_memory(self, local: Local, message: ClusterMessage) -> OwnWeights:
+        return OwnWeights(matching(local.initial_params(), HEAD))
 
-    def local_weights(self, message: ClusterMessage, memory: OwnHead) -> Params:
+    def local_weights(self, message: ClusterMessage, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
 
-    async def train(self, local: Local, message: ClusterMessage, memory: OwnHead) -> Reply[PrototypeUpload, OwnHead]:
+    async def train(
+        self, local: Local, message: ClusterMessage, memory: OwnWeights
+    ) -> Reply[PrototypeUpload, OwnWeights]:
         start = class_means.cleared(self.local_weights(message, memory), local.networks)
         params = await local.fit(Objective(self.loss), params=start, context=(message.prototypes,))
         prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
         upload = PrototypeUpload(without(params, KEPT), prototypes, local.num_examples)
-        return Reply(upload, OwnHead(matching(params, HEAD)))
+        return Reply(upload, OwnWeights(matching(params, HEAD)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """The local objective, Eq. (4)."""
@@ -267,7 +271,7 @@ def mean_extractor(server: Clusters) -> Params:
     return blended([of_cluster(server.params, j) for j in range(count)], sizes if any(sizes) else [1.0] * count)
 
 
-def global_model(server: Clusters, memories: Mapping[ClientId, OwnHead]) -> Params:
+def global_model(server: Clusters, memories: Mapping[ClientId, OwnWeights]) -> Params:
     """The mean extractor under the mean of the personal heads, which no server has: for evaluation only."""
     mean = Mean()
     for _, memory in sorted(memories.items()):

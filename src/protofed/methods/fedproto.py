@@ -23,7 +23,7 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
-from protofed.methods.families import OwnModel
+from protofed.methods.families import OwnWeights
 from protofed.networks import Model, Parts, Patterns, without
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
@@ -31,7 +31,7 @@ from protofed.tree import Params
 
 
 @dataclass(frozen=True)
-class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
+class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
     pull_weight: NonNegative = 1.0
     """λ in Eq. (7): how strongly features are pulled to the prototype of their class."""
     inference: Literal["classifier", "nearest_prototype"] = "classifier"
@@ -57,17 +57,17 @@ class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
         """Global prototypes, Eq. (6) without weights."""
         return class_means.mean_over_owners((upload for _, upload in uploads), server)
 
-    def init_memory(self, local: Local, message: Prototypes) -> OwnModel:
-        return OwnModel(without(local.initial_params(), class_means.RECORDED))
+    def init_memory(self, local: Local, message: Prototypes) -> OwnWeights:
+        return OwnWeights(without(local.initial_params(), class_means.RECORDED))
 
-    def local_weights(self, message: Prototypes, memory: OwnModel) -> Params:
+    def local_weights(self, message: Prototypes, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Prototypes, memory: OwnModel) -> Reply[Prototypes, OwnModel]:
+    async def train(self, local: Local, message: Prototypes, memory: OwnWeights) -> Reply[Prototypes, OwnWeights]:
         start = class_means.cleared(memory.params, local.networks)
         params = await local.fit(Objective(self.loss), params=start, context=(message,))
         prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
-        return Reply(prototypes, OwnModel(without(params, class_means.RECORDED)))
+        return Reply(prototypes, OwnWeights(without(params, class_means.RECORDED)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """The local objective, Eq. (7)."""
@@ -76,7 +76,7 @@ class FedProto(Method[Prototypes, Prototypes, OwnModel, Prototypes]):
         pull = contrast.pull(z, batch.y, known.mean, known.is_known)
         return batch.cross_entropy(model.scores(z)) + self.pull_weight * batch.mean(pull)
 
-    def predict(self, model: Model, x: Tensor, message: Prototypes, memory: OwnModel | None) -> Tensor:
+    def predict(self, model: Model, x: Tensor, message: Prototypes, memory: OwnWeights | None) -> Tensor:
         """The own classifier, or the nearest prototype."""
         if self.inference == "classifier":
             return model.logits(x)

@@ -20,35 +20,30 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Local, Objective, Reply
-from protofed.methods.families import Weights, WeightSharing, WeightUpload
+from protofed.methods.families import OwnWeights, Weights, WeightSharing, WeightUpload
 from protofed.networks import Model, Patterns, matching, without
-from protofed.tree import Params, record
+from protofed.tree import Params
 
 HEAD: Patterns = ("classifier.*",)
 
 
-@record
-class OwnHead:
-    params: Params
-
-
 @dataclass(frozen=True)
-class FedRep(WeightSharing[OwnHead]):
+class FedRep(WeightSharing[OwnWeights]):
     head_epochs: Annotated[int, Ge(1)] = 10
     """τ in Alg. 1: epochs that the head trains for before the body does."""
 
     private: ClassVar[Patterns] = HEAD
 
-    def init_memory(self, local: Local, message: Weights) -> OwnHead:
-        return OwnHead(matching(local.initial_params(), HEAD))
+    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+        return OwnWeights(matching(local.initial_params(), HEAD))
 
-    def local_weights(self, message: Weights, memory: OwnHead) -> Params:
+    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
 
-    def remember(self, params: Params, memory: OwnHead) -> OwnHead:
-        return OwnHead(matching(params, HEAD))
+    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
+        return OwnWeights(matching(params, HEAD))
 
-    async def train(self, local: Local, message: Weights, memory: OwnHead) -> Reply[WeightUpload, OwnHead]:
+    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
         """The client's update of Alg. 1: the head, then the body."""
         params = self.local_weights(message, memory)
         params = await local.fit(
@@ -57,5 +52,5 @@ class FedRep(WeightSharing[OwnHead]):
         params = await local.fit(Objective(self.loss, freezes=HEAD), params=params, context=(message, memory))
         return Reply(WeightUpload(without(params, HEAD), local.num_examples), self.remember(params, memory))
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnHead) -> Tensor:
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

@@ -32,14 +32,14 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
-from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
+from protofed.methods.families import OwnWeights, PrototypeUpload, WeightsAndPrototypes
 from protofed.methods.fedseproto_networks import with_decoupling
 from protofed.methods.moon import represented
 from protofed.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.prototypes.contrast import pull
-from protofed.tree import Mean, Params, record
+from protofed.tree import Mean, Params
 
 HEAD: Patterns = ("classifier.*",)
 DECOUPLING: Patterns = ("semantic.*", "domain.*", "decoder.*")
@@ -47,15 +47,8 @@ DECOUPLING: Patterns = ("semantic.*", "domain.*", "decoder.*")
 Known = WeightsAndPrototypes[Prototypes]
 
 
-@record
-class OwnParts:
-    """What stays at a client: its domain encoder and decoder, or all of its model."""
-
-    params: Params
-
-
 @dataclass(frozen=True)
-class FedSeProto(Method[Known, Known, OwnParts, PrototypeUpload]):
+class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
     distillation_weight: NonNegative = 0.1
     """α in Eq. (15): the weight of the distillation."""
     information_weight: NonNegative = 0.01
@@ -111,19 +104,19 @@ class FedSeProto(Method[Known, Known, OwnParts, PrototypeUpload]):
 
     # ---- the client's half
 
-    def init_memory(self, local: Local, message: Known) -> OwnParts:
-        return OwnParts(matching(local.initial_params(), self.stays))
+    def init_memory(self, local: Local, message: Known) -> OwnWeights:
+        return OwnWeights(matching(local.initial_params(), self.stays))
 
-    def local_weights(self, message: Known, memory: OwnParts) -> Params:
+    def local_weights(self, message: Known, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
 
-    async def train(self, local: Local, message: Known, memory: OwnParts) -> Reply[PrototypeUpload, OwnParts]:
+    async def train(self, local: Local, message: Known, memory: OwnWeights) -> Reply[PrototypeUpload, OwnWeights]:
         params = await self.trained(local, self.local_weights(message, memory), message.prototypes)
         sums = await local.total(semantic_sums, params, (torch.zeros(local.num_classes),))
         prototypes = class_means.ownership(sums.prototypes())
         num_examples = local.num_examples if self.shares == "weights" else torch.tensor(0)
         upload = PrototypeUpload(without(params, self.stays), prototypes, num_examples)
-        return Reply(upload, OwnParts(matching(params, self.stays)))
+        return Reply(upload, OwnWeights(matching(params, self.stays)))
 
     async def trained(self, local: Local, params: Params, known: Prototypes) -> Params:
         """The weights after both phases of Sec. 3.3.2: the basic model learns, then features are taken apart."""
@@ -166,7 +159,7 @@ class FedSeProto(Method[Known, Known, OwnParts, PrototypeUpload]):
             loss = loss + self.prototype_weight * balanced_pull(semantic, batch, known)
         return loss
 
-    def predict(self, model: Model, x: Tensor, message: Known, memory: OwnParts | None) -> Tensor:
+    def predict(self, model: Model, x: Tensor, message: Known, memory: OwnWeights | None) -> Tensor:
         """The classifier on semantic features."""
         return model.classifier(model.semantic(represented(model, x)))
 

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Uploads
-from protofed.methods.families import OwnModel
+from protofed.methods.families import OwnWeights
 from protofed.networks import Model, Patterns
 from protofed.tree import Nothing, Params
 
 
 @dataclass(frozen=True)
-class LocalOnly(Method[Nothing, Nothing, OwnModel, Nothing]):
+class LocalOnly(Method[Nothing, Nothing, OwnWeights, Nothing]):
     private: ClassVar[Patterns] = ("*",)
 
     def init_server(self, central: Central) -> Nothing:
@@ -35,15 +35,15 @@ class LocalOnly(Method[Nothing, Nothing, OwnModel, Nothing]):
             pass
         return server
 
-    def init_memory(self, local: Local, message: Nothing) -> OwnModel:
-        return OwnModel(local.initial_params())
+    def init_memory(self, local: Local, message: Nothing) -> OwnWeights:
+        return OwnWeights(local.initial_params())
 
-    def local_weights(self, message: Nothing, memory: OwnModel) -> Params:
+    def local_weights(self, message: Nothing, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Nothing, memory: OwnModel) -> Reply[Nothing, OwnModel]:
+    async def train(self, local: Local, message: Nothing, memory: OwnWeights) -> Reply[Nothing, OwnWeights]:
         params = await local.fit(Objective(self.loss), params=memory.params)
-        return Reply(Nothing(), OwnModel(params))
+        return Reply(Nothing(), OwnWeights(params))
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))
