@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from protofed.prototypes import clustering
-from protofed.prototypes.clustering import cluster_means, finch, first_neighbours, linked
+from protofed.prototypes.clustering import cluster_means, finch, first_neighbours, linked, product_error
 
 Points = NDArray[np.float64]
 Partition = set[frozenset[int]]
@@ -65,6 +66,50 @@ def slow_finch(points: Points) -> list[Partition]:
     if len(levels) > 1:
         levels.pop()
     return [{frozenset(cluster) for cluster in level} for level in levels]
+
+
+def plain_neighbours(points: Tensor) -> Tensor:
+    """The rule for ties on the whole matrix, in float64: cosines equal to 12 decimals are equal, the first counts."""
+    unit = points.double() / points.double().norm(dim=-1, keepdim=True).clamp(min=1e-8)
+    return (unit @ unit.T).fill_diagonal_(-torch.inf).round(decimals=12).argmax(-1)
+
+
+def plain_finch(points: Tensor) -> list[Partition]:
+    """As `slow_finch`, for some thousands of points."""
+    labels, levels = torch.arange(len(points)), []
+    while len(labels.unique()) > 1:
+        means = torch.stack([points[labels == label].double().mean(0) for label in labels.unique()])
+        neighbours = plain_neighbours(means)
+        links = coo_array((np.ones(len(means)), (np.arange(len(means)), neighbours.numpy())), shape=(len(means),) * 2)
+        labels = torch.from_numpy(connected_components(links, directed=False)[1])[labels]
+        levels.append(partition(labels))
+    return levels[:-1] if len(levels) > 1 else levels
+
+
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustering, "BLOCK", 4)
+    monkeypatch.setattr(clustering, "TILE", 8)
+
+
+def cloud(kind: str, n: int, dim: int = 24) -> Tensor:
+    random = torch.Generator().manual_seed(n)
+    noise = torch.randn(n, dim, generator=random, dtype=torch.float64)
+    clumps = torch.randn(3, dim, generator=random, dtype=torch.float64)[torch.randint(3, (n,), generator=random)]
+    match kind:
+        case "noise":
+            return noise.float()
+        case "clumps":
+            return (clumps + 0.1 * noise).float()
+        case "doubles":
+            return clumps.float()
+        case "equal":
+            return noise[:1].expand(n, dim)
+        case "opposite":  # every cosine of the first with another is negative, those of the others are 1
+            return torch.cat([-noise[:1], noise[:1].expand(n - 1, dim)])
+        case "zeros":
+            return noise.float() * (torch.rand(n, 1, generator=random) < 0.5)
+        case _:
+            return clumps + float(kind) * noise
 
 
 def test_links_to_first_neighbours_join_what_the_whole_adjacency_joins() -> None:
@@ -133,7 +178,7 @@ def test_vectors_of_zero_are_clustered_somewhere(zeros: int) -> None:
 
 def test_neighbours_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = [finch(points) for points in cases(60)]
-    monkeypatch.setattr(clustering, "ROWS", 7)
+    small_blocks(monkeypatch)
     for levels, points in zip(whole, cases(60), strict=True):
         assert [labels.tolist() for labels in finch(points)] == [labels.tolist() for labels in levels]
 
@@ -147,3 +192,68 @@ def test_cluster_means_by_hand() -> None:
     means = cluster_means(points, torch.tensor([1, 1, 0]))
     assert means.dtype == torch.float64
     assert means.tolist() == [[10, 20], [2, 4]]
+
+
+KINDS = ("noise", "clumps", "doubles", "equal", "opposite", "zeros", "1e-3", "1e-4", "1e-5", "1e-7", "1e-13")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_are_those_of_the_whole_matrix_in_full_precision(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch)
+    for n in (2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15, 16, 17, 24, 25, 61):
+        points = cloud(kind, n)
+        assert first_neighbours(points).tolist() == plain_neighbours(points).tolist(), n
+
+
+@pytest.mark.parametrize("kind", ["1e-3", "1e-4", "1e-5"])
+def test_neighbours_that_single_precision_confuses_are_told_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    small_blocks(monkeypatch)
+    points = cloud(kind, 300, dim=512)
+    single = torch.nn.functional.normalize(points, dim=-1).float()
+    confused = (single @ single.T).fill_diagonal_(-torch.inf).argmax(-1)
+    exact = plain_neighbours(points)
+    assert (confused // 4 != exact // 4).sum() > 3  # or the test would not show anything: another block looks nearer
+    assert first_neighbours(points).tolist() == exact.tolist()
+
+
+def test_the_error_of_single_precision_by_hand() -> None:
+    # 512 products and sums, two roundings of factors, two to spare: 516 / 2²⁴ = 3.07559967e-5, over 1 − 3.07559967e-5.
+    assert product_error(512) == pytest.approx(3.07569427e-5, rel=1e-8)
+
+
+@pytest.mark.parametrize("dim", [1, 24, 512, 5000])
+def test_products_in_single_precision_are_off_by_less_than_is_allowed_for(dim: int) -> None:
+    unit = torch.nn.functional.normalize(cloud("noise", 50, dim).double().abs(), dim=-1)
+    off = (unit.float() @ unit.float().T).double() - unit @ unit.T
+    assert off.abs().max() <= product_error(dim)
+
+
+@pytest.mark.parametrize("kind", ["noise", "clumps", "doubles", "1e-3"])
+def test_thousands_of_points_are_clustered_as_by_the_whole_matrix(kind: str) -> None:
+    points = cloud(kind, 3000)
+    assert len(points) > 10 * clustering.BLOCK
+    assert [partition(labels) for labels in finch(points)] == plain_finch(points)
+
+
+def test_rows_are_taken_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many equal points have their neighbour in one block, and no matrix may have a row for each of them."""
+    small_blocks(monkeypatch)
+    sizes, whole = [], clustering.nearest
+
+    def watched(unit: Tensor, rows: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        sizes.append((len(rows), stop - start))
+        return whole(unit, rows, start, stop)
+
+    monkeypatch.setattr(clustering, "nearest", watched)
+    assert first_neighbours(cloud("equal", 50)).tolist() == [1] + [0] * 49
+    assert max(sizes) == (8, 4)
+    assert sum(rows for rows, _ in sizes) == 50  # each point is done once it has met its equal
+
+
+def test_means_of_very_many_clusters_need_no_matrix_of_clusters_and_points() -> None:
+    """It would have 80 GB."""
+    points = torch.arange(200_000.0).view(100_000, 2)
+    labels = torch.arange(100_000) // 2
+    means = cluster_means(points, labels)
+    assert means.shape == (50_000, 2)
+    assert torch.equal(means, points.view(50_000, 2, 2).mean(1).double())

@@ -7,7 +7,6 @@ from torch import Tensor
 from protofed.data import Data
 from protofed.method import Central, Objective
 from protofed.optim import Sgd
-from protofed.prototypes import class_means
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.contrast import ABSENT, EPS
 from protofed.prototypes.sampling import Slots
@@ -121,10 +120,17 @@ def known_cross_entropy(logits: Tensor, y: Tensor, is_known: Tensor) -> Tensor:
 
 def class_centres(values: Tensor, pool: Pool, previous: Prototypes) -> Prototypes:
     """The mean over clients of their mean values of each class, Eq. (14) and (16); an absent class stays as it was."""
-    num_classes = len(previous.count)
-    own = ((pool.client == k).to(values.dtype) for k in range(int(pool.client.max()) + 1))
-    sums = (class_means.class_sums(values, pool.label, weight, num_classes) for weight in own)
-    return class_means.mean_over_owners((s.prototypes() for s in sums), previous)
+    num_classes, num_clients = len(previous.count), int(pool.client.max()) + 1
+    pair = pool.label * num_clients + pool.client  # (M,), one number for each class of each client
+    size = pair.bincount(minlength=num_classes * num_clients).view(num_classes, num_clients)
+    owners = (size > 0).sum(-1)  # (C,)
+    # A prototype's share in its class: one of its client's, and its client one of the owners.
+    share = 1 / (size.flatten()[pair].double() * owners[pool.label])
+    total = torch.zeros_like(previous.mean, dtype=torch.float64)
+    total.index_add_(0, pool.label, values.double() * share[:, None])
+    is_new = owners > 0
+    mean = torch.where(is_new[:, None], total.to(previous.mean.dtype), previous.mean)
+    return Prototypes(mean, torch.where(is_new, owners.to(previous.count.dtype), previous.count))
 
 
 def mixing_weights(losses: Tensor, temperature: float) -> Tensor:
