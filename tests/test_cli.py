@@ -53,7 +53,7 @@ def test_run_show_and_run_again(experiment: Path, tmp_path: Path) -> None:
     facts = json.loads(shown.stdout)
     assert facts["done"] is True
     assert [r["round"] for r in facts["rounds"]] == [1, 2, 3]
-    assert facts["accuracy"].keys() == {"pen", "ink", "street", "print", "average", "own_domain"}
+    assert facts["accuracy"].keys() == {"pen", "ink", "street", "print", "average", "own_domain", "global"}
 
     before = (folder / "rounds.jsonl").read_bytes()
     again = protofed("run", experiment, "--set", "training.seed=5", "--out", tmp_path / "out", "--json")
@@ -144,13 +144,58 @@ def test_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     for word in ("local", "fedavg", "fedproto", "fpl", "AVG", "Δ", "±"):
         assert word in made.stdout
-    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "table.md").read_text().count("|") > 30
+    assert (tmp_path / "minidigits.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "report.md").read_text().count("|") > 30
     before = {path: path.read_bytes() for path in tmp_path.glob("*/rounds.jsonl")}
     assert len(before) == 12
     again = protofed("demo", "--rounds", 1, "--out", tmp_path, "--json")
-    assert {row["method"] for row in json.loads(again.stdout)} == {"local", "fedavg", "fedproto", "fpl"}
+    assert json.loads(again.stdout)["minidigits"].keys() == {"local", "fedavg", "fedproto", "fpl"}
     assert all(path.read_bytes() == lines for path, lines in before.items()), "finished runs were run again"
+
+
+COMPARISON = """
+title = "Two learning rates"
+seeds = [0, 1]
+target = 5
+
+[common.training]
+rounds = 1
+epochs = 1
+
+[common.evaluation]
+clients = 1
+
+[tasks.digits.task]
+name = "minidigits"
+
+[methods.FedAvg.method]
+name = "fedavg"
+
+[methods.Diverging]
+method = { name = "fedavg" }
+training = { minimum_replies = 12, optimizer = { lr = 1e30 } }
+"""
+
+
+def test_compare_reports_what_failed_and_what_did_not(tmp_path: Path) -> None:
+    (tmp_path / "two.toml").write_text(COMPARISON)
+    words = ("compare", tmp_path / "two.toml", "--out", tmp_path / "out", "--report", tmp_path / "report")
+    made = protofed(*words)
+    assert made.returncode == 3
+    assert "2 of 4 runs failed" in made.stderr
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert "Diverging, seed 0: round 1: " in report
+    assert "| Diverging | failed |" in report
+    for heading in ("GM", "PM(V)", "PM(L)", "MF1", "I_local", "HM", "kB down", "rounds to 5 %"):
+        assert heading in report
+    results = json.loads((tmp_path / "report" / "results.json").read_text())
+    assert len(results["results"]["digits"]["FedAvg"]) == 2
+    assert results["made"]["commit"]
+    before = {path: path.read_bytes() for path in tmp_path.glob("out/*/rounds.jsonl")}
+    only = protofed(*words, "--set", "training.optimizer.lr=0.01", "--json")
+    assert only.returncode == 0, only.stderr
+    assert json.loads(only.stdout)["digits"].keys() == {"FedAvg", "Diverging"}
+    assert all(path.read_bytes() == lines for path, lines in before.items())
 
 
 def demo_process(out: Path) -> "subprocess.Popen[str]":

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,16 +17,19 @@ from rich.logging import RichHandler
 from rich.table import Table
 
 from protofed.errors import BadInput, RunFailed
+from protofed.experiments import comparison
 from protofed.experiments import config as configuration
+from protofed.experiments.comparison import Comparison
 from protofed.experiments.describe import about, settings_of
 from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Round, execute, parsed, summarised
+from protofed.experiments.run import METRICS, Round, execute, parsed, summarised
 from protofed.experiments.sections import chosen
 from protofed.experiments.sweep import folder_of, sweep
 from protofed.methods import METHODS
+from protofed.reports import comparison as reporting
 from protofed.reports import demo as demonstration
 from protofed.reports import progress
-from protofed.reports.tables import NOTE
+from protofed.reports.tables import NOTE, domain_sheet
 from protofed.tasks import TASKS
 
 BAD_INPUT, RUN_FAILED, STOPPED = 2, 3, 130
@@ -40,6 +44,12 @@ app = typer.Typer(
 )
 out = Console()
 err = Console(stderr=True)
+
+
+class Scale(StrEnum):
+    FULL = "full"
+    SMALL = "small"
+
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 OutDir = Annotated[Path, typer.Option("--out", help="Where run folders go.")]
@@ -126,23 +136,50 @@ def demo(
     out_dir: OutDir = Path("results/demo"),
     as_json: AsJson = False,
 ) -> None:
-    """Compare four methods on minidigits with three seeds: a table and a picture, in a few minutes."""
-    configs = demonstration.configs(rounds)
-    console = err if as_json else out
-    total = len(configs) * rounds
-    console.print(f"{len(configs)} runs of {rounds} rounds: {', '.join(demonstration.METHODS)}", highlight=False)
+    """Compare four methods on minidigits with three seeds: tables and a picture, in a few minutes."""
+    _compare(demonstration.compared(rounds), out_dir, out_dir, as_json)
+
+
+@app.command()
+def compare(
+    comparison_file: Annotated[Path, typer.Argument(metavar="COMPARISON", help="A TOML file.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, in every run.")] = None,
+    out_dir: OutDir = Path("results"),
+    report: Annotated[Path | None, typer.Option(help="Where the report goes; by default below --out.")] = None,
+    scale: Annotated[Scale, typer.Option(help="small: a sliver, to see that everything works.")] = Scale.FULL,
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods on tasks with several seeds: tables and pictures, with the published numbers beside ours."""
+    compared = comparison.load(comparison_file, is_small=scale == Scale.SMALL, overrides=set_ or [])
+    _compare(compared, out_dir, report or out_dir / "reports" / comparison_file.stem, as_json)
+
+
+def _compare(compared: Comparison, out_dir: Path, report: Path, as_json: bool) -> None:
+    """Runs what is not done yet, then reports on all; a failed run is a line of the report."""
+    console, configs = err if as_json else out, compared.configs
+    total = sum(config.training.rounds for config in configs)
+    methods = ", ".join(next(iter(compared.runs.values())))
+    console.print(f"{len(configs)} runs, {total} rounds: {methods}", highlight=False)
     with _stop_signal("run the same command again to continue") as should_stop, progress.bar(console) as bar:
         line = bar.add_task("rounds of all runs", total=total)
-        runs = sweep(configs, out_dir, progress=lambda done: bar.update(line, completed=done), should_stop=should_stop)
-    if sum(map(len, runs)) < total:
+        outcomes = sweep(
+            configs, out_dir, progress=lambda done: bar.update(line, completed=done), should_stop=should_stop
+        )
+    failed = [outcome.failure for outcome in outcomes if outcome.failure]
+    if not all(outcome.is_done or outcome.failure for outcome in outcomes):
         raise typer.Exit(STOPPED)
-    made = demonstration.report(runs, out_dir)
+    path = reporting.write(compared, outcomes, report)
+    parts = reporting.reports(compared, outcomes)
     if as_json:
-        _print_json([{"method": row.method, "seeds": list(row.seeds)} for row in made.comparison.rows])
-        return
-    out.print(made.comparison.rich(demonstration.TITLE))
-    out.print(NOTE, highlight=False)
-    out.print(f"table   {made.table}\npicture {made.figure}", highlight=False, soft_wrap=True)
+        _print_json({part.task: {row.label: list(row.seeds) for row in part.rows} for part in parts})
+    else:
+        for part in parts:
+            title = f"{part.task}: accuracy on each domain, %; mean ± sd of {len(compared.seeds)} seeds"
+            out.print(domain_sheet(part.rows, part.domains).rich(title, out.width))
+        out.print(NOTE, highlight=False)
+        out.print(f"report {path}", highlight=False, soft_wrap=True)
+    if failed:
+        raise RunFailed(f"{len(failed)} of {len(configs)} runs failed; {path} names them. The first: {failed[0]}")
 
 
 def main() -> None:
@@ -195,6 +232,7 @@ def _show(folder: RunFolder, as_json: bool) -> None:
     out.print(f"{folder.path}: {state}", highlight=False, soft_wrap=True)
     if evaluated:
         out.print(_rounds_table(evaluated, summary))
+        out.print(_metrics_table(summary))
     failures = sum(len(r.failures) for r in rounds)
     if failures:
         out.print(f"{failures} replies were left out; rounds.jsonl says which and why", style="yellow")
@@ -211,6 +249,15 @@ def _rounds_table(rounds: list[Round], summary: Mapping[str, float]) -> Table:
     table.add_section()
     columns = (*rounds[-1].domains, "average")
     table.add_row("last five", *(f"{100 * summary[c]:.1f}" for c in columns), style="bold")
+    return table
+
+
+def _metrics_table(summary: Mapping[str, float]) -> Table:
+    """Every metric that was measured, with what it is."""
+    table = Table("metric", "last five, %", "what it is", title="metrics", title_justify="left")
+    for name, meaning in METRICS.items():
+        if name in summary:
+            table.add_row(name, f"{100 * summary[name]:.1f}", meaning)
     return table
 
 

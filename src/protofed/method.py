@@ -57,6 +57,9 @@ class Task:
     """Builds a client's parts; `features` and `classifier` are two of them."""
     domain_of: Mapping[ClientId, str] = field(default_factory=dict)
     """The domain that a client's own data come from, which must be a test set's name; may leave clients out."""
+    local_tests: Mapping[ClientId, Data] = field(default_factory=dict)
+    """Test sets of clients' own. For a client without one it is drawn from `tests` in the client's label proportions.
+    """
     transform: Transform = field(default_factory=Transform)
     name: str = "own"
 
@@ -66,14 +69,15 @@ class Task:
         for client in self.clients:
             if not isinstance(client, str) or not client or "/" in client:
                 raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
-        for kind, sets in (("client", self.clients), ("test set", self.tests)):
+        for kind, sets in (("client", self.clients), ("test set", self.tests), ("test set of", self.local_tests)):
             for name, data in sets.items():
                 where = f"task {self.name}: {kind} {name!r}"
                 _check(data, where, self.num_classes)
                 self.transform.check(data.x, where)
+        for what, named in (("domain_of", self.domain_of), ("local_tests", self.local_tests)):
+            for client in named.keys() - self.clients.keys():
+                raise BadInput(f"task {self.name}: {what} names {client!r}, who is not a client")
         for client, domain in self.domain_of.items():
-            if client not in self.clients:
-                raise BadInput(f"task {self.name}: domain_of names {client!r}, who is not a client")
             if domain not in self.tests:
                 raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
 
@@ -391,6 +395,11 @@ class Method(ABC, Generic[Server, Message, Memory, Upload]):
     @abstractmethod
     async def train(self, local: Local, message: Message, memory: Memory) -> Reply[Upload, Memory]:
         """One round at one client."""
+
+    def trained_weights(self, upload: Upload, memory: Memory) -> Params:
+        """The weights that a client has just trained, from what it sent and what it kept: those it would use if the
+        server sent its upload back. A method whose uploads cannot be read as messages says here how to read them."""
+        return self.local_weights(cast(Message, upload), memory)
 
     def predict(self, model: Model, x: Tensor, message: Message, memory: Memory | None) -> Tensor:
         """Scores of the classes, (B, C); memory is None for the public model."""

@@ -24,6 +24,11 @@ def to_arrays(value: tree.Tree) -> dict[str, Tensor]:
     return arrays
 
 
+def num_bytes(value: tree.Tree) -> int:
+    """The bytes of a tree's tensors at their own precision, without the names and shapes that travel with them."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in to_arrays(value).values())
+
+
 def from_arrays(arrays: dict[str, Tensor], like: T) -> T:
     """The tree with the structure of `like` and these leaves; shapes may differ, names may not."""
     names = tree.named_leaves(like)

@@ -1,6 +1,6 @@
 """Clients' own models on everyone's test set and on their own; which examples the latter has."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -8,108 +8,98 @@ from torch import Tensor
 
 from doubles import tiny
 from experiment_doubles import small_experiment
-from protofed import METHODS, Data, Task
+from protofed import Data, Task
 from protofed.data import Transform
 from protofed.errors import BadInput
-from protofed.evaluation.clients import (
-    _sizes,
-    evaluate_clients,
-    label_counts,
-    local_test,
-    personal_scores,
-    public_confusion,
-    union,
-)
-from protofed.evaluation.metrics import local_index, owned_accuracy, proportional_accuracy, top1
-from protofed.runtimes.federation import Federation, State, Training
+from protofed.evaluation.clients import Judge, Judged, _sizes, label_counts, local_test, means, union
+from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
+from protofed.method import Reply
+from protofed.runtimes.federation import Federation
+from protofed.tree import Params, Tree
 
 
-def counted(federation: Federation, state: State, client: str, data: Data) -> Tensor:
+def counted(federation: Federation, params: Params, client: str, data: Data) -> Tensor:
     """The confusion matrix of a client's model, counted one example at a time."""
-    method, task = federation.method, federation.task
-    message = method.message_for(state.server, client)
-    model = federation.networks_of(client).model(
-        method.local_weights(message, federation.memory_of(state, client, message))
-    )
+    model, task = federation.networks_of(client).model(params), federation.task
     matrix = torch.zeros(task.num_classes, task.num_classes, dtype=torch.float64)
     with torch.no_grad():
         for i in data.index.tolist():
-            matrix[data.y[i], model.logits(task.transform.clean(data.x[i : i + 1])).argmax()] += 1
+            scores = federation.method.predict(model, task.transform.clean(data.x[i : i + 1]), None, None)
+            matrix[data.y[i], scores.argmax()] += 1
     return matrix
 
 
-@pytest.fixture(params=["fedavg", "local", "fedrep"])
-def trained(request: pytest.FixtureRequest) -> tuple[Federation, State]:
+@dataclass
+class Judging:
+    """A round in which every client was judged, and the weights that each had trained."""
+
+    federation: Federation
+    judged: dict[str, Judged]
+    trained: dict[str, Params]
+
+
+@pytest.fixture(params=["fedavg", "local", "fedrep", "fedpc", "pfedcspc", "fedseproto"])
+def judging(request: pytest.FixtureRequest) -> Judging:
     federation = small_experiment(request.param).federation
-    state = federation.start()
-    for _ in range(2):
-        state = federation.advance(state)
-    return federation, state
+    state = federation.advance(federation.start())
+    judge, trained = Judge(federation), {}
+
+    def witness(client: str, message: Tree, reply: Reply) -> None:
+        judge(client, message, reply)
+        kept = getattr(reply.memory, "params", {})
+        sent = getattr(reply.upload, "base", reply.upload)  # pFedCSPC wraps the upload of its base
+        trained[client] = {**getattr(sent, "params", {}), **kept}
+
+    replace(federation, on_trained=witness).advance(state)
+    return Judging(federation, judge.clients, trained)
 
 
 # ---- confusion matrices
 
 
-def test_own_models_are_counted_on_the_union_and_at_home(trained: tuple[Federation, State]) -> None:
-    federation, state = trained
-    tests = federation.task.tests
-    judged = evaluate_clients(federation, state)
-    assert tuple(judged) == federation.ids
-    for client, found in judged.items():
-        everywhere = sum(counted(federation, state, client, data) for data in tests.values())
-        assert torch.equal(found.everywhere, everywhere)
+def test_the_models_that_clients_just_trained_are_counted_on_the_union_and_at_home(judging: Judging) -> None:
+    federation, tests = judging.federation, judging.federation.task.tests
+    assert tuple(judging.judged) == federation.ids
+    for client, found in judging.judged.items():
+        params = judging.trained[client]
+        assert torch.equal(found.everywhere, sum(counted(federation, params, client, d) for d in tests.values()))
         home = local_test(federation.task, client, federation.training.seed)
-        assert torch.equal(found.at_home, counted(federation, state, client, home))
+        assert torch.equal(found.at_home, counted(federation, params, client, home))
+
+
+def test_every_example_is_counted_once(judging: Judging) -> None:
+    for client, found in judging.judged.items():
         assert found.everywhere.dtype == found.at_home.dtype == torch.float64
         assert found.everywhere.sum(-1).tolist() == [20.0, 20.0, 20.0]  # 10 of each class in each of two domains
-        assert torch.equal(found.counts, torch.bincount(federation.task.clients[client].labels, minlength=3))
+        task = judging.federation.task
+        assert torch.equal(found.counts, torch.bincount(task.clients[client].labels, minlength=3))
 
 
-def test_the_domains_confusions_add_up_to_that_of_the_union(trained: tuple[Federation, State]) -> None:
-    federation, state = trained
-    one = replace(federation, task=replace(federation.task, tests={"all": union(federation.task)}, domain_of={}))
-    for client, found in evaluate_clients(federation, state).items():
-        assert torch.equal(found.everywhere, evaluate_clients(one, state)[client].everywhere)
+def test_only_rounds_in_which_clients_train_are_judged() -> None:
+    """FedPC's setup asks the clients for prototypes, and trains nothing."""
+    federation = small_experiment("fedpc").federation
+    judge = Judge(federation)
+    watched = replace(federation, on_trained=judge)
+    state = watched.start()
+    assert state.traffic
+    assert not judge.clients
+    watched.advance(state)
+    assert judge.clients.keys() == set(federation.ids)
 
 
-def test_only_the_clients_asked_for_are_judged(trained: tuple[Federation, State]) -> None:
-    federation, state = trained
-    assert list(evaluate_clients(federation, state, clients=["c2", "c0"])) == ["c2", "c0"]
-
-
-def test_the_seed_of_the_local_tests_is_the_runs_unless_given() -> None:
-    task = tiny()
-    federation = Federation(METHODS["fedavg"](), task, Training(seed=5, epochs=1))
-    state = federation.advance(federation.start())
-    default, same, other = (evaluate_clients(federation, state, seed=s) for s in (None, 5, 6))
-    assert all(torch.equal(default[c].at_home, same[c].at_home) for c in federation.ids)
-    assert any(not torch.equal(default[c].at_home, other[c].at_home) for c in federation.ids)
-
-
-def test_the_public_model_is_counted_on_the_union_and_may_not_exist(trained: tuple[Federation, State]) -> None:
-    federation, state = trained
-    found = public_confusion(federation, state)
-    if federation.method.public(state.server) is None:
-        assert found is None
-    else:  # FedAvg, whose clients all use the public model
-        tests = federation.task.tests
-        expected = sum(counted(federation, state, federation.ids[0], data) for data in tests.values())
-        assert torch.equal(found, expected)
-        assert top1(found) == pytest.approx(expected.trace().item() / 60)
-
-
-def test_personal_scores_are_plain_means_over_clients(trained: tuple[Federation, State]) -> None:
-    federation, state = trained
-    judged = evaluate_clients(federation, state)
-    found = personal_scores(judged)
-    a, b, c = judged.values()
-
-    def mean(metric: object) -> float:
-        return (metric(a) + metric(b) + metric(c)) / 3
-
-    assert found.owned == pytest.approx(mean(lambda j: owned_accuracy(j.everywhere, j.counts)))
-    assert found.proportional == pytest.approx(mean(lambda j: proportional_accuracy(j.everywhere, j.counts)))
-    assert found.local == pytest.approx(mean(lambda j: local_index(j.at_home)))
+def test_the_scores_are_the_metrics_and_their_means_are_plain(judging: Judging) -> None:
+    scores = {client: one.scores() for client, one in judging.judged.items()}
+    for client, one in judging.judged.items():
+        assert scores[client] == {
+            "owned": owned_accuracy(one.everywhere, one.counts),
+            "proportional": proportional_accuracy(one.everywhere, one.counts),
+            "accuracy": top1(one.at_home),
+            "macro_f1": macro_f1(one.at_home),
+            "local_index": local_index(one.at_home),
+        }
+    a, b, c = scores.values()
+    assert means(scores) == pytest.approx({name: (a[name] + b[name] + c[name]) / 3 for name in a})
+    assert means({}) == {}
 
 
 # ---- local test sets
@@ -174,6 +164,16 @@ def test_a_class_without_test_examples_is_left_out_and_the_others_keep_their_pro
 def test_a_client_whose_classes_are_not_tested_at_all_is_refused() -> None:
     with pytest.raises(BadInput, match="client 'a'"):
         local_test(task_of([0, 0], {"t": [1, 2]}, "t"), "a", 0)
+
+
+def test_a_test_set_that_the_task_names_for_a_client_is_used_as_it_is() -> None:
+    task = task_of([0, 1, 1], {"t": [0, 1, 2] * 8}, "t")
+    own = labelled([2, 2, 0])
+    assert local_test(replace(task, local_tests={"a": own}), "a", 0) is own
+    with pytest.raises(BadInput, match="local_tests names 'b', who is not a client"):
+        replace(task, local_tests={"b": own})
+    with pytest.raises(BadInput, match="test set of 'a' has labels 0 to 3"):
+        replace(task, local_tests={"a": labelled([0, 3])})
 
 
 def test_the_examples_come_from_the_clients_domain_and_none_comes_twice() -> None:

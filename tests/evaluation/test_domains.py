@@ -51,6 +51,17 @@ def test_the_own_domain_is_what_each_client_sees_at_home(trained: tuple[Federati
     assert evaluate(nowhere, state).own_domain is None
 
 
+def test_all_test_sets_together_count_by_their_sizes(trained: tuple[Federation, State]) -> None:
+    federation, state = trained
+    tests = federation.task.tests
+    uneven = {"low": tests["low"].rows(torch.arange(6)), "high": tests["high"]}  # 6 and 30 examples
+    scores = evaluate(replace(federation, task=replace(federation.task, tests=uneven)), state)
+    if scores.judged == "public model":
+        assert scores.everywhere == pytest.approx((6 * scores.domains["low"] + 30 * scores.domains["high"]) / 36)
+    else:
+        assert scores.everywhere is None
+
+
 def test_a_client_that_never_took_part_is_judged_by_its_first_weights() -> None:
     experiment = small_experiment("local")
     scores = evaluate(experiment.federation, experiment.federation.start())

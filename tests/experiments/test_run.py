@@ -19,7 +19,7 @@ from protofed import BadInput, Data, RunFailed, Task, wire
 from protofed.experiments import checkpoint, config
 from protofed.experiments.config import EvaluationSettings, RuntimeSettings
 from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, Result, Round, execute, summarised
+from protofed.experiments.run import METRICS, Experiment, Result, Round, execute, parsed, summarised
 from protofed.runtimes.federation import Training
 from protofed.tasks.minidigits import Minidigits
 from protofed.tasks.models import mlp
@@ -254,9 +254,45 @@ def test_evaluation_every_few_rounds_and_always_in_the_last(experiment: Experime
     assert [r.round for r in result.rounds if r.is_evaluated] == [3, 6, 8]
 
 
+def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experiment) -> None:
+    """FPL has a public model: GM in every round, the other metrics where clients are judged."""
+    result = execute(replace(experiment, evaluate_every=2, judge_clients_every=3))
+    assert [r.round for r in result.rounds if r.is_evaluated] == [2, 3, 4, 6, 8]
+    assert [r.round for r in result.rounds if r.clients] == [3, 6, 8]
+    for r in result.rounds:
+        if r.clients:
+            assert r.clients.keys() == {"c0", "c1", "c2"}
+            assert r.metrics.keys() == METRICS.keys()
+            assert r.metrics["owned"] == pytest.approx(sum(own["owned"] for own in r.clients.values()) / 3)
+            gm, local = r.metrics["global"], r.metrics["local_index"]
+            assert r.metrics["harmonic_mean"] == pytest.approx(2 * gm * local / (gm + local))
+        elif r.is_evaluated:
+            assert r.metrics.keys() == {"average", "own_domain", "global"}
+    unjudged = execute(experiment)
+    assert wire.encode(result.server) == wire.encode(unjudged.server), "judging changed the training"
+
+
+def test_methods_without_a_public_model_have_no_global_metrics() -> None:
+    experiment = replace(small_experiment("local", 1), judge_clients_every=1)
+    (only,) = execute(experiment).rounds
+    assert METRICS.keys() - only.metrics.keys() == {"global", "harmonic_mean"}
+
+
+def test_a_setup_that_asks_clients_has_a_line_and_what_moved_is_in_every_line(tmp_path: Path) -> None:
+    experiment = small_experiment("fedpc", 2)
+    result = execute(experiment, RunFolder(tmp_path))
+    assert result.is_complete
+    assert [r.round for r in result.rounds] == [0, 1, 2]
+    setup, first, _ = result.rounds
+    assert not setup.is_evaluated
+    assert setup.traffic["c0"]["up"] < first.traffic["c0"]["up"]  # prototypes alone, then weights too
+    assert parsed((tmp_path / "rounds.jsonl").read_text()) == list(result.rounds)
+    assert [r.round for r in execute(small_experiment("fedavg", 1)).rounds] == [1]
+
+
 def rounds_of(*averages: float | None) -> list[Round]:
     return [
-        Round(k + 1, 1, {}, "public model", {"a": v - 0.1, "b": v + 0.1}, v, None)
+        Round(k + 1, 1, {}, "public model", {"a": v - 0.1, "b": v + 0.1}, {"average": v})
         if v is not None
         else Round(k + 1, 1, {})
         for k, v in enumerate(averages)
@@ -269,6 +305,8 @@ def test_summaries_by_hand() -> None:
     assert summarised(rounds, "last_five") == pytest.approx({"a": 0.3, "b": 0.5, "average": 0.4})
     assert summarised(rounds, "last") == pytest.approx({"a": 0.5, "b": 0.7, "average": 0.6})
     assert summarised(rounds, "best") == pytest.approx({"a": 0.8, "b": 1.0, "average": 0.9})
+    some = [replace(r, metrics={**r.metrics, "owned": 0.1 * r.round}) if r.round in (5, 7) else r for r in rounds]
+    assert summarised(some, "last_five")["owned"] == pytest.approx(0.6)  # of rounds 5 and 7, which have it
     with pytest.raises(BadInput, match="no round was evaluated"):
         summarised(rounds_of(None), "last")
 
@@ -283,7 +321,7 @@ def test_the_result_has_rounds_server_and_a_model_for_each_client(python_result:
     assert python_result.server.params.keys() == python_result.model_for("c1").params.keys()
     logits = python_result.model_for("c0").logits(torch.zeros(4, 6))
     assert logits.shape == (4, 3)
-    assert python_result.accuracy("last").keys() == {"low", "high", "average", "own_domain"}
+    assert python_result.accuracy("last").keys() == {"low", "high", "average", "own_domain", "global"}
     with pytest.raises(BadInput, match="no client 'nobody'; the clients are c0, c1, c2"):
         python_result.model_for("nobody")
 

@@ -3,12 +3,9 @@
 import time
 from pathlib import Path
 
-import pytest
-
-from protofed import RunFailed
 from protofed.experiments import config
 from protofed.experiments.config import Config
-from protofed.experiments.sweep import folder_of, sweep
+from protofed.experiments.sweep import sweep
 
 
 def configs(lr: float = 0.01, rounds: int = 2) -> list[Config]:
@@ -28,16 +25,27 @@ def test_stopped_resumed_and_kept(tmp_path: Path) -> None:
         progress=seen.append,
         should_stop=lambda: bool(seen and seen[-1]) or time.monotonic() > deadline,
     )
-    assert all(len(rounds) < 400 for rounds in stopped)
-    assert any(stopped)
+    assert all(len(outcome.rounds) < 400 and not outcome.is_done and not outcome.failure for outcome in stopped)
+    assert any(outcome.rounds for outcome in stopped)
     first = sweep(configs(), tmp_path, progress=seen.append)
-    assert [len(rounds) for rounds in first] == [2, 2]
+    assert [len(outcome.rounds) for outcome in first] == [2, 2]
+    assert all(outcome.is_done for outcome in first)
     assert seen[-1] == 4
     assert sweep(configs(), tmp_path) == first
 
 
-def test_a_failing_run_is_raised_after_the_others_stopped(tmp_path: Path) -> None:
-    broken = configs(lr=1e30)
-    with pytest.raises(RunFailed, match="NON_FINITE"):
-        sweep(broken, tmp_path)
-    assert not any(folder_of(c, tmp_path).is_done for c in broken)
+def test_a_failing_run_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    broken, whole = configs(lr=1e30)[:1], configs()[:1]
+    failed, done = sweep([*broken, *whole], tmp_path)
+    assert failed.failure is not None
+    assert "NON_FINITE" in failed.failure
+    assert not failed.is_done
+    assert done.is_done
+    assert done.failure is None
+
+
+def test_a_run_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
+    one = configs(rounds=1)[0]
+    first, second = sweep([one, one], tmp_path)
+    assert first == second
+    assert first.is_done

@@ -10,48 +10,82 @@ from rich.console import Console
 from experiment_doubles import small_experiment
 from protofed.experiments.run import Round, execute
 from protofed.reports import progress
-from protofed.reports.figures import accuracy_over_rounds
-from protofed.reports.tables import Comparison, Row
+from protofed.reports.figures import accuracy_over_rounds, standings
+from protofed.reports.tables import Row, cost_sheet, domain_sheet, personal_sheet
 
 
-def row(method: str, *averages: float, public: bool = True) -> Row:
+def row(label: str, *averages: float, public: bool = True) -> Row:
     seeds = [{"a": v - 0.1, "b": v + 0.1, "average": v, "own_domain": v + 0.05} for v in averages]
-    return Row(method, public, seeds)
+    return Row(label, seeds, public, is_reference=label == "fedavg")
 
 
 def test_cells_are_mean_and_sample_deviation_in_percent() -> None:
     # 0.70, 0.72, 0.74: mean 0.72, deviation sqrt((0.02² + 0 + 0.02²) / 2) = 0.02
     assert row("fpl", 0.70, 0.72, 0.74).cell("average") == "72.0 ± 2.0"
     assert row("fpl", 0.70).cell("average") == "70.0"
+    assert row("fpl", 0.70).cell("global") == "–"
+    assert row("fpl").cell("average") == "failed"
 
 
 def test_the_table_has_the_papers_layout() -> None:
-    table = Comparison([row("local", 0.4, 0.5, public=False), row("fedavg", 0.7, 0.74), row("fpl", 0.745, 0.755)])
-    assert table.header == ["method", "a", "b", "AVG", "Δ", "own"]
-    names, gains = [cells[0] for cells in table.cells()], [cells[4] for cells in table.cells()]
-    assert names == ["local*", "fedavg", "fpl"]
-    assert gains == ["-27.0", "–", "+3.0"]  # 0.45 − 0.72, and 0.75 − 0.72
-    assert table.markdown().splitlines()[0] == "| method | a | b | AVG | Δ | own |"
-    assert table.markdown().splitlines()[4].startswith("| fpl | 65.0 ± 0.7 | 85.0 ± 0.7 | 75.0 ± 0.7 | +3.0 |")
+    rows = [row("local", 0.4, 0.5, public=False), row("fedavg", 0.7, 0.74), row("fpl", 0.745, 0.755), row("broken")]
+    sheet = domain_sheet(rows, ["a", "b"])
+    assert sheet.header == ["method", "a", "b", "AVG", "Δ", "own"]
+    names, gains = [cells[0] for cells in sheet.rows], [cells[4] for cells in sheet.rows]
+    assert names == ["local*", "fedavg", "fpl", "broken"]
+    assert gains == ["-27.0", "–", "+3.0", "–"]  # 0.45 − 0.72, and 0.75 − 0.72
+    assert sheet.markdown().splitlines()[0] == "| method | a | b | AVG | Δ | own |"
+    assert sheet.markdown().splitlines()[4].startswith("| fpl | 65.0 ± 0.7 | 85.0 ± 0.7 | 75.0 ± 0.7 | +3.0 |")
 
 
 def test_a_table_without_fedavg_has_no_gains_and_without_homes_no_such_column() -> None:
-    homeless = Row("fpl", True, [{"a": 0.5, "average": 0.5}])
-    assert Comparison([homeless]).cells() == [["fpl", "50.0", "50.0", "–"]]
+    homeless = Row("fpl", [{"a": 0.5, "average": 0.5}])
+    assert domain_sheet([homeless], ["a"]).rows == [["fpl", "50.0", "50.0", "–"]]
 
 
-def test_the_table_of_the_demo_fits_a_terminal_of_eighty_columns() -> None:
+def test_published_numbers_stand_below_ours() -> None:
+    seeds = [{"a": 0.5, "average": 0.5, "global": 0.25, "local_index": 0.75}]
+    ours = Row("fpl", seeds, published={"average": 61.63, "global": 55.0})
+    assert domain_sheet([ours], ["a"]).rows[1] == ["*fpl, published*", "", "61.6", ""]
+    personal = personal_sheet([ours])
+    assert personal is not None
+    assert personal.rows == [
+        ["fpl", "25.0", "–", "–", "–", "–", "75.0", "–"],
+        ["*fpl, published*", "55.0", "", "", "", "", "", ""],
+    ]
+    assert personal_sheet([row("fpl", 0.5)]) is None
+
+
+def test_costs_by_hand() -> None:
+    seeds = [{"down": 3000, "up": 1500, "seconds": 2.0, "left_out": 1, "reached": 4}] * 2
+    late = [{"down": 0, "up": 0, "seconds": 1.0, "left_out": 0}]
+    sheet = cost_sheet([Row("fpl", seeds), Row("local", late), Row("broken", [])], target=0.805)
+    assert sheet.header[-1] == "rounds to 80.5 %"
+    assert sheet.rows == [
+        ["fpl", "3.0", "1.5", "2.0", "2", "4, 4"],
+        ["local", "0.0", "0.0", "1.0", "0", "not reached"],
+        ["broken", "failed", "failed", "failed", "failed", ""],
+    ]
+
+
+def test_the_table_of_the_demo_fits_a_terminal_of_eighty_columns_and_a_wider_one_loses_its_deviations() -> None:
     domains = {"pen": 0.9, "ink": 0.9, "street": 0.9, "print": 0.9, "average": 0.9, "own_domain": 0.9}
     seeds = [domains, {key: value - 0.01 for key, value in domains.items()}]
-    console = Console(file=io.StringIO(), width=80)
-    console.print(Comparison([Row("fedproto", False, seeds)]).rich("title"))
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().count("89.5±0.7") == 6
-    assert "fedproto*" in console.file.getvalue()
+    for label, cell in (("fedproto", "89.5±0.7"), ("a method of a rather long name", "89.5 ")):
+        console = Console(file=io.StringIO(), width=80)
+        sheet = domain_sheet([Row(label, seeds, has_public_model=False)], ["pen", "ink", "street", "print"])
+        console.print(sheet.rich("title", 80))
+        assert isinstance(console.file, io.StringIO)
+        shown = console.file.getvalue()
+        assert shown.count(cell) == 6
+        assert f"{label}*" in shown
 
 
 def rounds(*values: float) -> list[Round]:
-    return [Round(k + 1, 2, {}, "public model", {"a": v, "b": v / 2}, 0.75 * v, v, {}) for k, v in enumerate(values)]
+    return [
+        Round(k + 1, 2, {}, "public model", {"a": v, "b": v / 2}, {"average": 0.75 * v, "own_domain": v})
+        for k, v in enumerate(values)
+    ]
 
 
 def test_the_picture_is_a_png_with_a_panel_for_each_domain(tmp_path: Path) -> None:
@@ -59,6 +93,13 @@ def test_the_picture_is_a_png_with_a_panel_for_each_domain(tmp_path: Path) -> No
     accuracy_over_rounds({"fedavg": [rounds(0.1, 0.5), rounds(0.2, 0.6)], "fpl": [rounds(0.3, 0.7)]}, path, "title")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 10_000
+
+
+def test_many_methods_are_drawn_as_standings(tmp_path: Path) -> None:
+    standings(
+        [row(f"method {k}", 0.1 * k, 0.1 * k + 0.05) for k in range(10)] + [row("broken")], tmp_path / "a.png", "t"
+    )
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_plain_lines_outside_a_terminal() -> None:

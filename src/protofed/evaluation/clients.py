@@ -1,12 +1,13 @@
 """Every client's own model, on the test set of all and on one that looks like the client's own data.
 
-A client's own model is what `Method.local_weights` gives between rounds: for a method whose clients keep no weights it
-is the model that the server would send, not the one that the client had trained before the server averaged.
+A client's own model is the one that it has just trained in this round, before the server answers: for a method with a
+global model, that model after the client's fine-tuning. Judged are the clients that took part.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +15,11 @@ from torch import Tensor
 from protofed.data import Data
 from protofed.errors import BadInput
 from protofed.evaluation.domains import confusion
-from protofed.evaluation.metrics import local_index, owned_accuracy, proportional_accuracy
-from protofed.method import ClientId, Task
-from protofed.runtimes.federation import Federation, State
+from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
+from protofed.method import ClientId, Reply, Task
+from protofed.runtimes.federation import Federation
 from protofed.seeds import generator
+from protofed.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -28,45 +30,40 @@ class Judged:
     at_home: Tensor  # (C, C), confusion on the client's local test set
     counts: Tensor  # (C,), the client's training examples of each class
 
+    def scores(self) -> dict[str, float]:
+        """The papers' personal metrics by name."""
+        return {
+            "owned": owned_accuracy(self.everywhere, self.counts),  # PM(V) of FedPC
+            "proportional": proportional_accuracy(self.everywhere, self.counts),  # PM(L) of FedPC
+            "accuracy": top1(self.at_home),
+            "macro_f1": macro_f1(self.at_home),
+            "local_index": local_index(self.at_home),  # I_local of pFedCSPC
+        }
+
 
 @dataclass(frozen=True)
-class PersonalScores:
-    """Plain means over clients."""
+class Judge:
+    """Judges the clients of one round as they reply, so that nobody's weights need to be kept: a federation's
+    `on_trained`."""
 
-    owned: float
-    """PM(V) of FedPC."""
-    proportional: float
-    """PM(L) of FedPC."""
-    local: float
-    """I_local of pFedCSPC, computed for each client and then averaged."""
+    federation: Federation
+    clients: dict[ClientId, Judged] = field(default_factory=dict)
 
-
-def evaluate_clients(
-    federation: Federation, state: State, clients: Sequence[ClientId] | None = None, seed: int | None = None
-) -> dict[ClientId, Judged]:
-    """How the own models of these clients do, all clients by default; `seed` draws the local test sets, by default the
-    run's."""
-    seed = federation.training.seed if seed is None else seed
-    return {c: _judged(federation, state, c, seed) for c in (federation.ids if clients is None else clients)}
+    def __call__(self, client: ClientId, message: Tree, reply: Reply[Any, Any]) -> None:
+        federation, task = self.federation, self.federation.task
+        params = federation.method.trained_weights(reply.upload, reply.memory)
+        known = (federation, federation.networks_of(client), params, (message, reply.memory))
+        self.clients[client] = Judged(
+            everywhere=confusion(*known, *task.tests.values()),
+            at_home=confusion(*known, local_test(task, client, federation.training.seed)),
+            counts=label_counts(task.clients[client], task.num_classes),
+        )
 
 
-def personal_scores(judged: Mapping[ClientId, Judged]) -> PersonalScores:
-    """The papers' personal metrics, over all clients that were judged."""
-    return PersonalScores(
-        owned=fmean(owned_accuracy(j.everywhere, j.counts) for j in judged.values()),
-        proportional=fmean(proportional_accuracy(j.everywhere, j.counts) for j in judged.values()),
-        local=fmean(local_index(j.at_home) for j in judged.values()),
-    )
-
-
-def public_confusion(federation: Federation, state: State) -> Tensor | None:
-    """The public model's confusion (C, C) on the union of all test sets; None where there is no such model."""
-    public = federation.method.public(state.server)
-    if public is None:
-        return None
-    params, message = public
-    networks = federation.networks_of(federation.ids[0])
-    return confusion(federation, networks, params, (message, None), *federation.task.tests.values())
+def means(scores: Mapping[ClientId, Mapping[str, float]]) -> dict[str, float]:
+    """Each metric's plain mean over the clients; nothing for no clients."""
+    names = next(iter(scores.values()), {})
+    return {name: fmean(own[name] for own in scores.values()) for name in names}
 
 
 def local_test(task: Task, client: ClientId, seed: int) -> Data:
@@ -74,8 +71,10 @@ def local_test(task: Task, client: ClientId, seed: int) -> Data:
 
     It is the largest that the examples allow: class c has round(s p_c) examples, p_c the client's share of the class,
     with the largest whole s for which no class asks for more than there are. A class that cannot be tested at all is
-    left out, since it would leave next to nothing of the others.
+    left out, since it would leave next to nothing of the others. A client whose test set the task names has that one.
     """
+    if client in task.local_tests:
+        return task.local_tests[client]
     pool = task.tests[task.domain_of[client]] if client in task.domain_of else union(task)
     wanted = label_counts(task.clients[client], task.num_classes).tolist()
     sizes = _sizes(wanted, label_counts(pool, task.num_classes).tolist())
@@ -116,15 +115,3 @@ def _sizes(wanted: list[int], available: list[int]) -> list[int]:
         return wanted
     s = min((n * (2 * a + 1) - 1) // (2 * w) for w, a in zip(wanted, available, strict=True) if w)
     return [(2 * s * w + n) // (2 * n) if w else 0 for w in wanted]
-
-
-def _judged(federation: Federation, state: State, client: ClientId, seed: int) -> Judged:
-    task, method = federation.task, federation.method
-    message = method.message_for(state.server, client)
-    memory = federation.memory_of(state, client, message)
-    params, networks = method.local_weights(message, memory), federation.networks_of(client)
-    return Judged(
-        everywhere=confusion(federation, networks, params, (message, memory), *task.tests.values()),
-        at_home=confusion(federation, networks, params, (message, memory), local_test(task, client, seed)),
-        counts=label_counts(task.clients[client], task.num_classes),
-    )

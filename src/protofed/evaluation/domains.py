@@ -28,6 +28,8 @@ class Scores:
     """Share of each domain's test set that was classified right."""
     own_domain: float | None
     """The mean over clients of the accuracy that a client sees on its own domain; None if no client has a domain."""
+    everywhere: float | None
+    """GM: the public model's accuracy on all test sets together; None where there is no such model."""
 
     @property
     def average(self) -> float:
@@ -42,28 +44,25 @@ def evaluate(federation: Federation, state: State) -> Scores:
     if public is not None:
         params, message = public
         networks = federation.networks_of(federation.ids[0])
-        shared = _accuracies(federation, networks, params, (message, None), tests)
-        by_client = dict.fromkeys(federation.ids, shared)
-        domains = shared
+        shared = {d: confusion(federation, networks, params, (message, None), data) for d, data in tests.items()}
+        domains = {domain: top1(matrix) for domain, matrix in shared.items()}
+        by_client = dict.fromkeys(federation.ids, domains)
+        everywhere = top1(torch.stack(list(shared.values())).sum(0))
     else:
         by_client = {client: _own_accuracies(federation, state, client) for client in federation.ids}
         domains = {domain: fmean(own[domain] for own in by_client.values()) for domain in tests}
+        everywhere = None
     own = [by_client[client][domain] for client, domain in domain_of.items()]
     judged: Literal["public model", "clients' own models"] = "public model" if public else "clients' own models"
-    return Scores(judged, domains, fmean(own) if own else None)
+    return Scores(judged, domains, fmean(own) if own else None, everywhere)
 
 
 def _own_accuracies(federation: Federation, state: State, client: ClientId) -> dict[str, float]:
     message = federation.method.message_for(state.server, client)
     memory = federation.memory_of(state, client, message)
     params = federation.method.local_weights(message, memory)
-    return _accuracies(federation, federation.networks_of(client), params, (message, memory), federation.task.tests)
-
-
-def _accuracies(
-    federation: Federation, networks: Networks, params: Params, context: tuple[Tree, ...], tests: Mapping[str, Data]
-) -> dict[str, float]:
-    return {domain: top1(confusion(federation, networks, params, context, data)) for domain, data in tests.items()}
+    networks, tests = federation.networks_of(client), federation.task.tests
+    return {d: top1(confusion(federation, networks, params, (message, memory), data)) for d, data in tests.items()}
 
 
 def confusion(

@@ -26,6 +26,7 @@ def run(
     minimum_replies: int = 1,
     seed: int = 0,
     evaluate_every: int = 1,
+    evaluate_clients_every: int = 0,
     threads: int = 1,
     folder: Path | str | None = None,
     resume: bool = False,
@@ -40,7 +41,7 @@ def run(
         method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),
         training=checked(Training(rounds, epochs, batch_size, fraction, minimum_replies, seed, optimizer)),
         runtime=checked(RuntimeSettings(threads=threads)),
-        evaluation=checked(EvaluationSettings(every=evaluate_every)),
+        evaluation=checked(EvaluationSettings(every=evaluate_every, clients=evaluate_clients_every)),
     )
     place = RunFolder(Path(folder)) if folder is not None else None
     return execute(config.experiment(), place, resume=resume, observer=observer)

@@ -4,7 +4,7 @@
 [method]      name, and the method's hyper-parameters
 [training]    rounds, epochs, batch_size, fraction, minimum_replies, seed, and [training.optimizer]
 [runtime]     name, threads
-[evaluation]  every
+[evaluation]  every, clients
 """
 
 import copy
@@ -43,6 +43,9 @@ class RuntimeSettings:
 class EvaluationSettings:
     every: Annotated[int, Ge(1)] = 1
     """Rounds between evaluations; the last round is always evaluated."""
+    clients: Annotated[int, Ge(0)] = 0
+    """Rounds between evaluations of every client's own model, right after it was trained (PM(V), PM(L), I_local, HM);
+    the last round is then evaluated too. 0: never."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,23 @@ class Config:
         runtime = RUNTIMES[self.runtime.name]()
         task = self.task if isinstance(self.task, Task) else self.task.build()
         federation = Federation(self.method, task, self.training, runtime)
-        return Experiment(federation, self.evaluation.every, self.runtime.threads, self.toml(), self.identity)
+        return Experiment(
+            federation,
+            evaluate_every=self.evaluation.every,
+            judge_clients_every=self.evaluation.clients,
+            threads=self.runtime.threads,
+            config=self.toml(),
+            identity=self.identity,
+        )
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file, with overrides such as `method.temperature=0.05`."""
+    return parse(read(path), str(path), overrides)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The table in a TOML file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -88,12 +103,11 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: cannot be read: {error}") from error
     try:
-        table = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise BadInput(f"{path}: not valid TOML: {error}") from error
     except RecursionError:
         raise BadInput(f"{path}: nested too deeply") from None
-    return parse(table, str(path), overrides)
 
 
 def parse(table: Table, source: str, overrides: Iterable[str] = ()) -> Config:

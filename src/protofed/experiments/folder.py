@@ -14,6 +14,7 @@ import logging
 import os
 import platform
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -108,12 +109,31 @@ def environment() -> dict[str, str | int]:
     own = {"protofed": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
     return {
         **{name: own.get(name) or metadata.version(name) for name in VERSIONS},
+        "commit": commit(),
         "system": platform.platform(),
         "processor": processor(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def commit() -> str:
+    """The commit of the source tree that runs, marked if files differ from it; unknown outside of a checkout."""
+    own = Path(__file__)
+    is_tracked = _git(own.parent, "ls-files", "--error-unmatch", own.name)  # installed ones lie in others' checkouts
+    return (
+        is_tracked and _git(own.parent, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
+    ) or "unknown"
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What git says, nothing if it cannot."""
+    try:
+        found = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=10)  # noqa: S603, S607
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def processor() -> str:

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from protofed.errors import BadInput
+from protofed.evaluation.clients import Judge, Judged, means
 from protofed.evaluation.domains import Scores, evaluate
+from protofed.evaluation.metrics import harmonic_mean
 from protofed.experiments import checkpoint
 from protofed.experiments.checkpoint import Checkpoint
 from protofed.experiments.folder import RunFolder
-from protofed.method import ClientId
+from protofed.method import ClientId, Reply
 from protofed.networks import Model
 from protofed.runtimes.federation import Federation, State
+from protofed.tree import Tree
 
 Summary = Literal["last_five", "last", "best"]
 
@@ -28,21 +31,43 @@ class Round:
     """One line of rounds.jsonl."""
 
     round: int
-    """Counted from 1."""
+    """Counted from 1; 0 is the setup, which has a line if it asked the clients."""
     participants: int
     failures: Mapping[ClientId, str]
     """The reason for each client that was left out, and the detail."""
     judged: str | None = None
     domains: Mapping[str, float] = field(default_factory=dict)
     """Accuracy on each domain; empty if this round was not evaluated."""
-    average: float | None = None
-    own_domain: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of METRICS that were measured and that the method and task have."""
+    clients: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
+    """The personal metrics of each client that took part, if they were measured."""
+    traffic: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)
+    """The bytes that went `down` to each client and came `up`."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the time went."""
 
     @property
     def is_evaluated(self) -> bool:
-        return self.average is not None
+        return bool(self.domains)
+
+    @property
+    def average(self) -> float | None:
+        return self.metrics.get("average")
+
+
+METRICS = {
+    "average": "mean over the domains",
+    "own_domain": "mean over clients, each on its own domain",
+    "global": "GM: the public model on all test sets together",
+    "owned": "PM(V): own models on the classes that the client has, mean over clients",
+    "proportional": "PM(L): own models with classes weighted as in the client's data, mean over clients",
+    "accuracy": "own models on the clients' own test sets, mean over clients",
+    "macro_f1": "the same, mean F1 of the classes",
+    "local_index": "I_local: harmonic mean of a client's accuracy and macro-F1, mean over clients",
+    "harmonic_mean": "HM: harmonic mean of GM and I_local",
+}
+"""What the metrics of a round are. Own models are those that clients have just trained."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +84,7 @@ class Result:
 
     @property
     def is_complete(self) -> bool:
-        return len(self.rounds) == self.federation.training.rounds
+        return self.state.round == self.federation.training.rounds
 
     def model_for(self, client: ClientId) -> Model:
         """The model that this client would use now, in evaluation mode; it reads what the task's transform gives."""
@@ -82,7 +107,7 @@ class Result:
         return message, federation.memory_of(self.state, client, message)
 
     def accuracy(self, summary: Summary = "last_five") -> dict[str, float]:
-        """Accuracy per domain, `average` and `own_domain`, summed up over rounds."""
+        """Accuracy per domain and all metrics that were measured, summed up over rounds."""
         return summarised(self.rounds, summary)
 
 
@@ -113,6 +138,8 @@ class Experiment:
 
     federation: Federation
     evaluate_every: int = 1
+    judge_clients_every: int = 0
+    """Rounds between evaluations of every client's own model; 0: never."""
     threads: int = 1
     config: str = ""
     """The resolved configuration, as written into the folder."""
@@ -161,6 +188,8 @@ class _Run:
         if self.folder:
             self.folder.begin(self.experiment.config)
         state = self.federation.start()
+        if state.traffic:
+            self.rounds.append(_line(state, len(self.federation.ids)))
         self._save(state)
         return state
 
@@ -177,17 +206,21 @@ class _Run:
 
     def _one_round(self, state: State) -> State:
         clock = _Clock()
-        participants = len(self.federation.sampled(state.round))
-        state = self.federation.advance(state)
-        is_last = state.round == self.federation.training.rounds
+        participants, last = len(self.federation.sampled(state.round)), self.federation.training.rounds
+        is_last, has_tests = state.round + 1 == last, bool(self.federation.task.tests)
+        every, judge_every = self.experiment.evaluate_every, self.experiment.judge_clients_every
+        judges = has_tests and judge_every > 0 and (is_last or (state.round + 1) % judge_every == 0)
+        is_due = has_tests and (is_last or judges or (state.round + 1) % every == 0)
+        judge = _Timed(Judge(self.federation))
+        federation = replace(self.federation, on_trained=judge) if judges else self.federation
+        state = federation.advance(state)
         if is_last:
-            state = self.federation.finish(state)
-        clock.lap("train")
-        result = Round(state.round, participants, {f.client: f"{f.reason}: {f.detail}" for f in state.failures})
-        is_due = is_last or state.round % self.experiment.evaluate_every == 0
-        if is_due and self.federation.task.tests:
-            result = _with_scores(result, evaluate(self.federation, state))
-            clock.lap("evaluate")
+            state = federation.finish(state)
+        clock.lap("train", without=judge.seconds)
+        result = _line(state, participants)
+        if is_due:
+            result = _with_scores(result, evaluate(federation, state), judge.judge.clients)
+            clock.lap("evaluate", more=judge.seconds)
         result = replace(result, seconds=clock.laps)
         self.rounds.append(result)
         self._save(state)
@@ -207,10 +240,23 @@ class _Clock:
         self.laps: dict[str, float] = {}
         self._last = time.perf_counter()
 
-    def lap(self, name: str) -> None:
+    def lap(self, name: str, *, more: float = 0.0, without: float = 0.0) -> None:
         now = time.perf_counter()
-        self.laps[name] = round(now - self._last, 6)
+        self.laps[name] = round(now - self._last + more - without, 6)
         self._last = now
+
+
+class _Timed:
+    """A judge, and the time that judging took out of training."""
+
+    def __init__(self, judge: Judge) -> None:
+        self.judge = judge
+        self.seconds = 0.0
+
+    def __call__(self, client: ClientId, message: Tree, reply: Reply[Any, Any]) -> None:
+        start = time.perf_counter()
+        self.judge(client, message, reply)
+        self.seconds += time.perf_counter() - start
 
 
 def parsed(lines: str) -> list[Round]:
@@ -218,8 +264,8 @@ def parsed(lines: str) -> list[Round]:
 
 
 def summarised(rounds: Sequence[Round], summary: Summary) -> dict[str, float]:
-    """Accuracy per domain, their mean as `average`, and that of clients on their own domain as `own_domain` if clients
-    have one: the mean over the last five evaluated rounds, the last round, or the best by `average`."""
+    """Accuracy per domain and the metrics that were measured: the mean over the last five evaluated rounds, the last
+    round, or the best by `average`. A metric that only some of these rounds have is the mean over those."""
     evaluated = [r for r in rounds if r.is_evaluated]
     if not evaluated:
         raise BadInput("no round was evaluated yet")
@@ -230,19 +276,25 @@ def summarised(rounds: Sequence[Round], summary: Summary) -> dict[str, float]:
             chosen = evaluated[-1:]
         case "best":
             chosen = [max(evaluated, key=lambda r: r.average or 0.0)]
-    values = {domain: fmean(r.domains[domain] for r in chosen) for domain in chosen[0].domains}
-    own = [r.own_domain for r in chosen if r.own_domain is not None]
-    return {**values, "average": fmean(values.values()), **({"own_domain": fmean(own)} if own else {})}
+    domains = {name: fmean(r.domains[name] for r in chosen) for name in chosen[0].domains}
+    measured = {name: [r.metrics[name] for r in chosen if name in r.metrics] for name in METRICS}
+    return {**domains, **{name: fmean(values) for name, values in measured.items() if values}}
 
 
-def _with_scores(result: Round, scores: Scores) -> Round:
-    return replace(
-        result,
-        judged=scores.judged,
-        domains=dict(scores.domains),
-        average=scores.average,
-        own_domain=scores.own_domain,
-    )
+def _line(state: State, participants: int) -> Round:
+    """What a round was, before it is evaluated."""
+    failures = {f.client: f"{f.reason}: {f.detail}" for f in state.failures}
+    return Round(state.round, participants, failures, traffic={c: asdict(t) for c, t in state.traffic.items()})
+
+
+def _with_scores(result: Round, scores: Scores, judged: Mapping[ClientId, Judged]) -> Round:
+    clients = {client: one.scores() for client, one in judged.items()}
+    own = means(clients)
+    found = {"average": scores.average, "own_domain": scores.own_domain, "global": scores.everywhere, **own}
+    if scores.everywhere is not None and own:
+        found["harmonic_mean"] = harmonic_mean(scores.everywhere, own["local_index"])
+    metrics = {name: value for name, value in found.items() if value is not None}
+    return replace(result, judged=scores.judged, domains=dict(scores.domains), metrics=metrics, clients=clients)
 
 
 @contextlib.contextmanager

@@ -6,8 +6,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -17,6 +18,16 @@ from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Round, execute, parsed
 
 POLL_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a run came."""
+
+    rounds: list[Round]
+    is_done: bool
+    failure: str | None = None
+    """Why it cannot go on."""
 
 
 def folder_of(config: Config, out: Path) -> RunFolder:
@@ -30,34 +41,44 @@ def sweep(
     workers: int | None = None,
     progress: Callable[[int], None] = lambda rounds: None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> list[list[Round]]:
-    """The rounds of every run. Runs that are done are not done again; unfinished ones are resumed.
+) -> list[Outcome]:
+    """How every run ended. Runs that are done are not done again; unfinished ones are resumed.
 
     `progress` is told how many rounds are done in all. Once `should_stop` is true, every run stops after its round. A
-    run that fails stops the others in the same way, and then its error is raised.
+    run that fails does not keep the others from going on.
     """
     folders = [folder_of(config, out) for config in configs]
-    waiting = [config for config, folder in zip(configs, folders, strict=True) if not folder.is_done]
+    waiting = {c.identity: c for c, folder in zip(configs, folders, strict=True) if not folder.is_done}
     for folder in folders:
         if folder.is_done:
             folder.warn_of_other_versions()
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop, os.getpid())) as pool:
-        runs = [pool.submit(_one, config, out) for config in waiting]
-        pending = set(runs)
+        runs = {identity: pool.submit(_one, config, out) for identity, config in waiting.items()}
+        pending = set(runs.values())
         while pending:
-            done, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
+            _, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
             progress(sum(folder.rounds_saved for folder in folders))
-            if should_stop() or any(run.exception() for run in done):
+            if should_stop():
                 stop.set()
-    for run in runs:
-        try:
-            run.result()
-        except BrokenProcessPool:
-            raise RunFailed("a process of the sweep died, perhaps for want of memory; run again to continue") from None
+    failures = {identity: _failure(run) for identity, run in runs.items()}
     progress(sum(folder.rounds_saved for folder in folders))
-    return [parsed(folder.read_rounds()) for folder in folders]
+    return [
+        Outcome(parsed(folder.read_rounds()), folder.is_done, failures.get(config.identity))
+        for config, folder in zip(configs, folders, strict=True)
+    ]
+
+
+def _failure(run: "Future[None]") -> str | None:
+    """Why a run failed; what is not the run's own fault is raised."""
+    try:
+        run.result()
+    except RunFailed as error:
+        return str(error)
+    except BrokenProcessPool:
+        raise RunFailed("a process of the sweep died, perhaps for want of memory; run again to continue") from None
+    return None
 
 
 _stop: Event | None = None

@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 from protofed.experiments.run import Round
+from protofed.reports.tables import Row
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 
@@ -38,6 +39,27 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
     figure.savefig(path, dpi=130)
 
 
+def standings(rows: Sequence[Row], path: Path, title: str) -> None:
+    """Every method's average, a dot for each seed and a bar for their mean, the best at the top."""
+    from matplotlib.figure import Figure
+
+    ended = sorted((row for row in rows if row.seeds), key=lambda row: row.mean("average"))
+    figure = Figure(figsize=(7.5, 0.26 * len(ended) + 1.2), layout="constrained")
+    axis = figure.subplots()
+    for height, row in enumerate(ended):
+        values = [100 * value for value in row.values("average")]
+        colour = COLOURS[1] if row.is_reference else COLOURS[0]
+        axis.barh(height, fmean(values), color=colour, alpha=0.35)
+        axis.plot(values, [height] * len(values), "o", color=colour, markersize=3.5)
+    axis.set_yticks(range(len(ended)), [row.name for row in ended], fontsize=9)
+    axis.set_xlabel("average over the domains, %")
+    axis.set_xlim(left=0)
+    axis.grid(axis="x", alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=12)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
 def _curve(rounds: Sequence[Round], panel: str) -> list[float]:
-    values = [r.average if panel == "average" else r.domains[panel] for r in rounds if r.is_evaluated]
-    return [100 * (value or 0.0) for value in values]
+    return [100 * {**r.domains, **r.metrics}[panel] for r in rounds if r.is_evaluated]

@@ -1,4 +1,4 @@
-"""Comparison tables in the papers' layout: methods in rows, domains in columns, mean ± sd over seeds, Δ over FedAvg."""
+"""Tables of comparisons: methods in rows, mean ± sample standard deviation over seeds in cells."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,71 +7,140 @@ from statistics import fmean, stdev
 from rich import box
 from rich.table import Table
 
-REFERENCE = "fedavg"
 NOTE = (
     "AVG: mean over the domains. Δ: points of AVG above FedAvg. own: what a client sees on its own domain.\n"
     "*: every client has a model of its own, and a domain's accuracy is the mean over them."
 )
+PERSONAL_NOTE = (
+    "GM: the public model on all test sets together. PM(V), PM(L): clients' own models there, on the classes that\n"
+    "the client has and with classes weighted as in its data. Acc, MF1, I_local: own models on test sets with the\n"
+    "client's own label proportions. HM: harmonic mean of GM and I_local. Own models are those that clients have just\n"
+    "trained."
+)
+PERSONAL = {
+    "global": "GM",
+    "owned": "PM(V)",
+    "proportional": "PM(L)",
+    "accuracy": "Acc",
+    "macro_f1": "MF1",
+    "local_index": "I_local",
+    "harmonic_mean": "HM",
+}
+"""Names of metrics in the papers."""
+COSTS = (("down", 1e-3), ("up", 1e-3), ("seconds", 1.0))
+"""What is counted, and its unit in the table."""
 
 
 @dataclass(frozen=True)
 class Row:
-    method: str
-    has_public_model: bool
+    """One method on one task."""
+
+    label: str
     seeds: Sequence[Mapping[str, float]]
-    """For each seed: accuracy per domain, `average` and `own_domain`."""
+    """For each seed that came to its end: accuracy per domain, metrics, and costs."""
+    has_public_model: bool = True
+    is_reference: bool = False
+    """Whether gains are over this one."""
+    published: Mapping[str, float] | None = None
+    """Percent."""
 
     @property
     def name(self) -> str:
-        return self.method if self.has_public_model else f"{self.method}*"
+        return self.label if self.has_public_model else f"{self.label}*"
 
     def mean(self, column: str) -> float:
-        return fmean(seed[column] for seed in self.seeds)
+        return fmean(self.values(column))
+
+    def values(self, column: str) -> list[float]:
+        return [seed[column] for seed in self.seeds if column in seed]
 
     def cell(self, column: str) -> str:
-        """Percent, mean ± sample standard deviation."""
-        values = [100 * seed[column] for seed in self.seeds]
+        """Percent, mean ± sample standard deviation; a dash for what a method does not have."""
+        values = [100 * value for value in self.values(column)]
+        if not values:
+            return "–" if self.seeds else "failed"
         return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    rows: Sequence[Row]
+class Sheet:
+    """A table as text."""
 
-    @property
-    def domains(self) -> list[str]:
-        return [column for column in self.rows[0].seeds[0] if column not in ("average", "own_domain")]
-
-    @property
-    def header(self) -> list[str]:
-        return ["method", *self.domains, "AVG", "Δ", *(["own"] if self._has_own else [])]
-
-    @property
-    def _has_own(self) -> bool:
-        return all("own_domain" in seed for row in self.rows for seed in row.seeds)
-
-    def cells(self) -> list[list[str]]:
-        columns, own = [*self.domains, "average"], ["own_domain"] if self._has_own else []
-        return [
-            [row.name, *(row.cell(c) for c in columns), self._gain(row), *(row.cell(c) for c in own)]
-            for row in self.rows
-        ]
-
-    def _gain(self, row: Row) -> str:
-        """Δ: points of the average above FedAvg's."""
-        reference = next((r for r in self.rows if r.method == REFERENCE), None)
-        if reference is None or row is reference:
-            return "–"
-        return f"{100 * (row.mean('average') - reference.mean('average')):+.1f}"
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
     def markdown(self) -> str:
-        lines = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.cells()]
+        lines = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.rows]
         return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
-    def rich(self, title: str) -> Table:
+    def rich(self, title: str, width: int) -> Table:
+        """For a terminal of so many columns: without deviations if they do not fit."""
+        lines = [[cell.replace(" ± ", "±") for cell in line] for line in self.rows]
+        if sum(max(map(len, column)) + 1 for column in zip(self.header, *lines, strict=True)) > width:
+            lines = [[cell.partition("±")[0] for cell in line] for line in lines]
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for k, name in enumerate(self.header):
             table.add_column(name, justify="right" if k else "left", no_wrap=True)
-        for cells in self.cells():
-            table.add_row(*(cell.replace(" ± ", "±") for cell in cells))
+        for line in lines:
+            table.add_row(*line)
         return table
+
+
+def domain_sheet(rows: Sequence[Row], domains: Sequence[str]) -> Sheet:
+    """In the papers' layout: domains, their average, the gain over FedAvg; published numbers in a row below ours."""
+    columns = [*domains, "average"]
+    own = ["own_domain"] if any(row.values("own_domain") for row in rows) else []
+    header = ["method", *domains, "AVG", "Δ", *["own"] * len(own)]
+    lines = []
+    for row in rows:
+        lines.append([row.name, *map(row.cell, columns), _gain(row, rows), *map(row.cell, own)])
+        if row.published and row.published.keys() & set(columns):
+            lines.append([f"*{row.label}, published*", *_published(row, columns), "", *[""] * len(own)])
+    return Sheet(header, lines)
+
+
+def personal_sheet(rows: Sequence[Row]) -> Sheet | None:
+    """The metrics of clients' own models; None if they were not measured."""
+    if not any(row.values("local_index") for row in rows):
+        return None
+    lines = []
+    for row in rows:
+        lines.append([row.name, *map(row.cell, PERSONAL)])
+        if row.published and row.published.keys() & PERSONAL.keys():
+            lines.append([f"*{row.label}, published*", *_published(row, list(PERSONAL))])
+    return Sheet(["method", *PERSONAL.values()], lines)
+
+
+def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
+    """What a round moves and takes, how many replies were left out, and how soon a target was reached."""
+    header = ["method", "kB down", "kB up", "s per round", "replies left out"]
+    lines = [
+        [row.name, *(f"{scale * row.mean(c):.1f}" if row.seeds else "failed" for c, scale in COSTS), _left_out(row)]
+        for row in rows
+    ]
+    if target is not None:
+        header = [*header, f"rounds to {100 * target:g} %"]
+        lines = [
+            [*line, ", ".join(_reached(seed) for seed in row.seeds)] for line, row in zip(lines, rows, strict=True)
+        ]
+    return Sheet(header, lines)
+
+
+def _gain(row: Row, rows: Sequence[Row]) -> str:
+    """Δ: points of the average above FedAvg's."""
+    reference = next((r for r in rows if r.is_reference and r.seeds), None)
+    if reference is None or row is reference or not row.seeds:
+        return "–"
+    return f"{100 * (row.mean('average') - reference.mean('average')):+.1f}"
+
+
+def _published(row: Row, columns: Sequence[str]) -> list[str]:
+    return [f"{row.published[c]:.1f}" if row.published and c in row.published else "" for c in columns]
+
+
+def _left_out(row: Row) -> str:
+    return f"{sum(row.values('left_out')):.0f}" if row.seeds else "failed"
+
+
+def _reached(seed: Mapping[str, float]) -> str:
+    return f"{seed['reached']:.0f}" if "reached" in seed else "not reached"

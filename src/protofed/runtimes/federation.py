@@ -1,7 +1,7 @@
 """The engine: setup, rounds, finish; who takes part, what counts, and what each client remembers."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from annotated_types import Ge, Interval
 
-from protofed import tree
+from protofed import tree, wire
 from protofed.errors import BadInput, RunFailed
 from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
 from protofed.networks import Networks, Patterns, matching
@@ -24,6 +24,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What moved between the server and one client: bytes of tensors, without the names that a wire format adds."""
+
+    down: int = 0
+    """Bytes of the messages that the client was sent."""
+    up: int = 0
+    """Bytes of the uploads that came back and were accepted."""
+
+
+@dataclass(frozen=True)
 class State:
     """Everything that a run is, between two rounds."""
 
@@ -33,7 +43,9 @@ class State:
     memories: dict[ClientId, Tree]
     """What each client that has taken part keeps."""
     failures: tuple[Failure, ...] = ()
-    """Of the last round."""
+    """Of the last round, or of the setup if there was none yet."""
+    traffic: Mapping[ClientId, Traffic] = field(default_factory=dict)
+    """Of the last round, or of the setup if there was none yet."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,8 @@ class Federation:
     runtime: Runtime = field(default_factory=Sequential)
     on_client: Callable[[ClientId], None] = lambda client: None
     """Told of every client whose step ended."""
+    on_trained: Callable[[ClientId, Tree, Reply[Any, Any]], None] = lambda client, message, reply: None
+    """Given the message and the reply of every client that trained well in a round, before the server reads it."""
     _networks: dict[ClientId, Networks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,7 +97,10 @@ class Federation:
         """The state after the method's last word."""
         clients = Participants(self, state, self.ids, "finish")
         finished = clients.after(self.method.finish(state.server, clients))
-        return replace(finished, failures=(*state.failures, *finished.failures))
+        traffic = {
+            c: _sum(state.traffic.get(c), finished.traffic.get(c)) for c in {**state.traffic, **finished.traffic}
+        }
+        return replace(finished, failures=(*state.failures, *finished.failures), traffic=traffic)
 
     @cached_property
     def ids(self) -> tuple[ClientId, ...]:
@@ -154,6 +171,7 @@ class Participants:
         self._where = f"round {state.round + 1}" if phase == "round" else phase
         self._kept: dict[ClientId, Tree] = {}
         self._failures: list[Failure] = []
+        self._traffic: dict[ClientId, Traffic] = {}
         self._runs = 0
         self._unread = 0
         self.ids = ids
@@ -170,16 +188,24 @@ class Participants:
         self._unread += 1
         self._runs += 1
         run = self._runs
-        jobs = (self._job(client, step, message_for(client), run) for client in self.ids)
-        return self._stream(jobs, like)
+        sent: dict[ClientId, Tree] = {}
+        jobs = (self._job(client, step, sent.setdefault(client, message_for(client)), run) for client in self.ids)
+        is_training = self._phase == "round" and step == self._federation.method.train
+        return self._stream(jobs, sent, like, is_training)
 
-    def _stream(self, jobs: Iterable[Job], like: Tree) -> Iterator[tuple[ClientId, Tree]]:
+    def _stream(
+        self, jobs: Iterable[Job], sent: dict[ClientId, Tree], like: Tree, is_training: bool
+    ) -> Iterator[tuple[ClientId, Tree]]:
         good, failed_before = 0, len(self._failures)
         for client, outcome in in_order(self.ids, self._federation.runtime.run(jobs)):
-            upload = self._accepted(client, outcome, like)
+            message, upload = sent.pop(client), self._accepted(client, outcome, like)
+            moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
+            self._traffic[client] = _sum(self._traffic.get(client), moved)
             self._federation.on_client(client)
             if upload is not None:
                 good += 1
+                if is_training:
+                    self._federation.on_trained(client, message, outcome)
                 yield client, upload
         self._unread -= 1
         self._require_enough(good, self._failures[failed_before:])
@@ -190,7 +216,7 @@ class Participants:
             raise RunFailed(f"{self._where}: the method did not read all uploads; aggregate must read them to the end")
         _refuse_change(self._state.server, server, "server")
         memories = {**self._state.memories, **self._kept}
-        return State(self._state.round, server, memories, tuple(self._failures))
+        return State(self._state.round, server, memories, tuple(self._failures), self._traffic)
 
     def _job(self, client: ClientId, step: Step[Any, Any, Any], message: Tree, run: int) -> Job:
         local = self._federation.local(client, self._state.round, self._phase, run)
@@ -218,6 +244,11 @@ class Participants:
             raise RunFailed(
                 f"{self._where}: {good} of {len(self.ids)} clients replied well, and the run needs {minimum}.{first}"
             )
+
+
+def _sum(a: Traffic | None, b: Traffic | None) -> Traffic:
+    a, b = a or Traffic(), b or Traffic()
+    return Traffic(a.down + b.down, a.up + b.up)
 
 
 def _refuse_change(before: Tree | None, after: Tree, what: str) -> None:

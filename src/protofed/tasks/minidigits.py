@@ -8,16 +8,18 @@ test, and the printed test set contains font families that the printed training 
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge
 from numpy.typing import NDArray
 from scipy import ndimage
 
 from protofed.data import Data, Transform
-from protofed.method import Task
+from protofed.method import Positive, Task
 from protofed.tasks.models import small_cnn
+from protofed.tasks.partition import dirichlet
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float64]
@@ -324,9 +326,15 @@ def _to_bytes(scene: Floats) -> Bytes:
     return np.rint(np.clip(scene, 0, 1) * 255).astype(np.uint8)
 
 
+TRANSFORM = Transform(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+
+
 @dataclass(frozen=True)
 class Minidigits:
     """Four domains of digits at 28 × 28 × 3 that need no download, twelve clients of unequal domains and sizes."""
+
+    projected: bool = False
+    """Whether the network has a projection before its classifier, as pFedCSPC's networks do."""
 
     def build(self) -> Task:
         stores = {name: _stores(domain) for name, domain in domains().items()}
@@ -336,9 +344,35 @@ class Minidigits:
             clients={c: stores[domain][0].rows(torch.from_numpy(own)) for c, (domain, own) in rows.items()},
             tests={name: test for name, (_, test) in stores.items()},
             num_classes=CLASSES,
-            model=lambda client: small_cnn(channels=3, num_classes=CLASSES),
+            model=lambda client: small_cnn(channels=3, num_classes=CLASSES, projected=self.projected),
             domain_of={client: domain for client, (domain, _) in rows.items()},
-            transform=Transform(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
+            transform=TRANSFORM,
+        )
+
+
+@dataclass(frozen=True)
+class MinidigitsSkewed:
+    """The digits of minidigits, all domains mixed, among clients that have different classes: label skew."""
+
+    num_clients: Annotated[int, Ge(1)] = 20
+    concentration: Positive = 0.3
+    """β of the Dirichlet distribution that divides each class among the clients; the lower, the more skewed."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Of the division."""
+    projected: bool = False
+    """Whether the network has a projection before its classifier, as pFedCSPC's networks do."""
+
+    def build(self) -> Task:
+        stores = [_stores(domain) for domain in domains().values()]
+        everything = Data.of(torch.cat([train.x for train, _ in stores]), torch.cat([train.y for train, _ in stores]))
+        rows = dirichlet(everything.y, self.num_clients, self.concentration, self.seed)
+        return Task(
+            name="minidigits_skewed",
+            clients={f"client-{k:02d}": everything.rows(own) for k, own in enumerate(rows)},
+            tests={name: test for name, (_, test) in zip(domains(), stores, strict=True)},
+            num_classes=CLASSES,
+            model=lambda client: small_cnn(channels=3, num_classes=CLASSES, projected=self.projected),
+            transform=TRANSFORM,
         )
 
 

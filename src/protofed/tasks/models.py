@@ -16,14 +16,18 @@ WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages of a ResNet."""
 
 
-def small_cnn(channels: int, num_classes: int) -> Parts:
-    """Two convolutions with BatchNorm and a linear layer, for images of 28 × 28; 64 non-negative features."""
+def small_cnn(channels: int, num_classes: int, projected: bool = False) -> Parts:
+    """Two convolutions with BatchNorm and a linear layer, for images of 28 × 28; 64 non-negative features. With
+    `projected`, a projection 64 → 64 → 64 with a ReLU between stands before the classifier."""
     features = nn.Sequential(
         *(nn.Conv2d(channels, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU()),
     )
-    return {"features": features, "classifier": nn.Linear(64, num_classes)}
+    if not projected:
+        return {"features": features, "classifier": nn.Linear(64, num_classes)}
+    projection = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    return {"features": features, "projection": projection, "classifier": nn.Linear(64, num_classes)}
 
 
 def mlp(inputs: int, num_classes: int, width: int = 64) -> Parts:

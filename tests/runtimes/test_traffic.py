@@ -8,14 +8,14 @@ from torch import Tensor
 
 from doubles import CLASSES, FEATURES, INPUTS, tiny
 from protofed import METHODS, wire
-from protofed.evaluation.traffic import Traffic, num_bytes, traffic
-from protofed.method import Reply
+from protofed.method import Clients, Reply
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.networks import matching
-from protofed.runtimes.federation import Federation, State, Training
+from protofed.runtimes.federation import Federation, State, Traffic, Training
 from protofed.runtimes.jobs import Job
 from protofed.tree import Nothing, record
+from protofed.wire import num_bytes
 
 FLOAT, WHOLE = 4, 8
 """Bytes of a float32 and of an int64."""
@@ -95,11 +95,13 @@ def after(name: str, rounds: int) -> tuple[Federation, State]:
 
 @pytest.mark.parametrize("rounds", [0, 2])
 @pytest.mark.parametrize("name", NAMES)
-def test_traffic_is_what_the_formulas_say_and_what_our_records_add(name: str, rounds: int) -> None:
-    federation, state = after(name, rounds)
-    expected = formula(name, state)
+def test_a_round_moves_what_the_formulas_say_and_what_our_records_add(name: str, rounds: int) -> None:
+    federation, before = after(name, rounds)
+    expected = formula(name, before)
+    moved = federation.advance(before).traffic
+    assert moved.keys() == set(federation.ids)
     for client in federation.ids:
-        assert traffic(federation, state, client) == Traffic(
+        assert moved[client] == Traffic(
             down=FLOAT * expected.down + expected.extra_down, up=FLOAT * expected.up + expected.extra_up
         )
 
@@ -110,7 +112,8 @@ def test_fpl_sends_more_once_there_are_clusters() -> None:
     assert clusters(first) == 1
     assert clusters(later) >= CLASSES  # every class has an owner, so at least one cluster
     more = (clusters(later) - 1) * (FEATURES * FLOAT + WHOLE)
-    assert traffic(federation, later, "c00").down - traffic(federation, first, "c00").down == more
+    early, late = (federation.advance(state).traffic["c00"].down for state in (first, later))
+    assert late - early == more
 
 
 class Sparing(FedAvg):
@@ -120,11 +123,12 @@ class Sparing(FedAvg):
         return Weights(matching(server.params, ("classifier.*",))) if client == "c02" else server
 
 
-def test_what_goes_down_is_the_clients_own_message() -> None:
-    federation = Federation(Sparing(), tiny(), Training())
-    state = federation.start()
-    assert traffic(federation, state, "c02") == Traffic(down=FLOAT * HEAD, up=FLOAT * MODEL + WHOLE)
-    assert traffic(federation, state, "c01").down == FLOAT * MODEL
+def test_what_goes_down_is_the_clients_own_message_and_a_failed_client_sends_nothing() -> None:
+    federation = Federation(Sparing(), tiny(), Training(epochs=1))
+    state = federation.advance(federation.start())
+    assert [failure.client for failure in state.failures] == ["c02"]  # whose network lacks its features
+    assert state.traffic["c02"] == Traffic(down=FLOAT * HEAD, up=0)
+    assert state.traffic["c01"] == Traffic(down=FLOAT * MODEL, up=FLOAT * MODEL + WHOLE)
 
 
 def sent(federation: Federation, state: State, client: str) -> tuple[object, object]:
@@ -145,4 +149,28 @@ def test_traffic_is_what_the_wire_carries_without_its_header(name: str) -> None:
     for moved in sent(federation, state, "c01"):
         data = wire.encode(moved)
         carried.append(len(data) - 8 - int.from_bytes(data[:8], "little"))  # safetensors: size of header, header, data
-    assert traffic(federation, state, "c01") == Traffic(*carried)
+    assert federation.advance(state).traffic["c01"] == Traffic(*carried)
+
+
+def test_a_setup_that_asks_clients_is_counted_and_one_that_does_not_is_empty() -> None:
+    _, asked = after("fedpc", 0)
+    assert all(t.down > 0 and t.up > 0 for t in asked.traffic.values())
+    _, silent = after("fedavg", 0)
+    assert silent.traffic == {}
+
+
+class Farewell(FedAvg):
+    """Trains once more at the end."""
+
+    def finish(self, server: Weights, clients: Clients) -> Weights:
+        return self.round(server, clients)
+
+
+def test_what_the_end_moves_is_added_to_the_last_round() -> None:
+    federation = Federation(Farewell(), tiny(), Training(rounds=1, epochs=1, fraction=0.5))
+    last = federation.advance(federation.start())
+    both = federation.finish(last).traffic
+    once = Traffic(FLOAT * MODEL, FLOAT * MODEL + WHOLE)
+    assert both.keys() == set(federation.ids)
+    assert {c for c, t in both.items() if t == Traffic(2 * once.down, 2 * once.up)} == set(federation.sampled(0))
+    assert all(both[c] == once for c in set(federation.ids) - set(federation.sampled(0)))

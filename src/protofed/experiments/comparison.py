@@ -1,0 +1,155 @@
+"""Comparisons as TOML: several methods on one or more tasks with several seeds, and the published numbers beside ours.
+
+title, source     what is compared, and where the published numbers stand
+seeds             of every run
+summary           last_five, last or best
+target            an accuracy, in percent; how many rounds it takes to reach it is reported
+[common]          sections that all runs share, as in an experiment's file: common.training and so on
+[tasks.LABEL]     sections that runs on this task have, its task.name among them
+[methods.LABEL]   sections that runs of this method have, its method.name among them; [methods.LABEL.on.TASK] more of
+                  them on one task
+[small]           sections for a run on a sliver, to see that everything works
+[published.TASK]  columns, and one list of percentages for each method's label
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from protofed.errors import BadInput
+from protofed.experiments import config
+from protofed.experiments.config import Config, Table
+from protofed.experiments.run import Summary
+from protofed.experiments.sections import nearest
+
+KEYS = ("title", "source", "seeds", "summary", "target", "common", "tasks", "methods", "small", "published")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    title: str
+    source: str
+    """Where the published numbers stand; empty where there are none."""
+    seeds: tuple[int, ...]
+    summary: Summary
+    target: float | None
+    """A share."""
+    runs: Mapping[str, Mapping[str, tuple[Config, ...]]]
+    """By task and method: a configuration for each seed."""
+    published: Mapping[str, Mapping[str, Mapping[str, float]]]
+    """By task, method and column: percent."""
+
+    @property
+    def configs(self) -> list[Config]:
+        return [one for methods in self.runs.values() for seeds in methods.values() for one in seeds]
+
+
+def load(path: Path, *, is_small: bool = False, overrides: Iterable[str] = ()) -> Comparison:
+    return parse(config.read(path), str(path), is_small=is_small, overrides=overrides)
+
+
+def parse(table: Table, source: str, *, is_small: bool = False, overrides: Iterable[str] = ()) -> Comparison:
+    """The comparison in a table; `overrides` are set in every run."""
+    for key in table:
+        if key not in KEYS:
+            raise BadInput(f"{source}: {key}: unknown key{nearest(key, KEYS)}")
+    tasks, methods = (_labelled(table, key, source) for key in ("tasks", "methods"))
+    small = _value(table, "small", dict, {}, source) if is_small else {}
+    seeds = tuple(_value(table, "seeds", list, [0, 1, 2], source))
+    if not seeds or len(set(seeds)) < len(seeds) or not all(type(s) is int and s >= 0 for s in seeds):
+        raise BadInput(f"{source}: seeds: must be different whole numbers, not {list(seeds)}")
+
+    def configs(task: str, method: str) -> tuple[Config, ...]:
+        own = {key: value for key, value in methods[method].items() if key != "on"}
+        on = methods[method].get("on", {})
+        _refuse_unknown(on, tasks, f"{source}: methods.{method}.on")
+        sections = merged(table.get("common", {}), tasks[task], own, on.get(task, {}), small)
+        sections = {key: value for key, value in sections.items() if value}
+        where = f"{source} ({method} on {task})"
+        return tuple(config.parse(sections, where, [*overrides, f"training.seed={seed}"]) for seed in seeds)
+
+    runs = {task: {method: configs(task, method) for method in methods} for task in tasks}
+    return Comparison(
+        title=_value(table, "title", str, Path(source).stem, source),
+        source=_value(table, "source", str, "", source),
+        seeds=seeds,
+        summary=_summary(table, source),
+        target=_target(table, source),
+        runs=runs,
+        published=dict(_published(table, tasks, methods, source)),
+    )
+
+
+def merged(*tables: Table) -> dict[str, Any]:
+    """Later tables over earlier ones, section by section; a section that names something else starts afresh."""
+    result: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            before = result.get(key)
+            if isinstance(value, Mapping) and isinstance(before, Mapping):
+                is_other = "name" in value and value["name"] != before.get("name", value["name"])
+                result[key] = merged(value) if is_other else merged(before, value)
+            else:
+                result[key] = merged(value) if isinstance(value, Mapping) else value
+    return result
+
+
+def _labelled(table: Table, key: str, source: str) -> Mapping[str, Table]:
+    found: Mapping[str, Table] = _value(table, key, dict, {}, source)
+    if not found or not all(isinstance(value, dict) for value in found.values()):
+        raise BadInput(f"{source}: {key}: needs at least one section, such as [{key}.fedavg]")
+    return found
+
+
+def _value(table: Table, key: str, kind: type, default: Any, source: str) -> Any:
+    value = table.get(key, default)
+    if not isinstance(value, kind):
+        raise BadInput(f"{source}: {key}: must be a {kind.__name__}, not {value!r}")
+    return value
+
+
+def _summary(table: Table, source: str) -> Summary:
+    summary: Summary = table.get("summary", "last_five")
+    if summary not in get_args(Summary):
+        raise BadInput(f"{source}: summary: must be one of {', '.join(get_args(Summary))}, not {summary!r}")
+    return summary
+
+
+def _target(table: Table, source: str) -> float | None:
+    target = table.get("target")
+    if target is None:
+        return None
+    if isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 100:
+        raise BadInput(f"{source}: target: must be a percentage, not {target!r}")
+    return target / 100
+
+
+def _published(
+    table: Table, tasks: Table, methods: Table, source: str
+) -> Iterable[tuple[str, dict[str, dict[str, float]]]]:
+    published = _value(table, "published", dict, {}, source)
+    _refuse_unknown(published, tasks, f"{source}: published")
+    for task, rows in published.items():
+        where = f"{source}: published.{task}"
+        columns = _value(rows, "columns", list, [], where)
+        numbers = {label: row for label, row in rows.items() if label != "columns"}
+        _refuse_unknown(numbers, methods, where)
+        for label, row in numbers.items():
+            if not isinstance(row, list) or len(row) != len(columns):
+                raise BadInput(f"{where}.{label}: must be a list of {len(columns)} numbers, one for each column")
+        yield task, {label: _cells(columns, row, f"{where}.{label}") for label, row in numbers.items()}
+
+
+def _cells(columns: list[str], row: list[Any], where: str) -> dict[str, float]:
+    """By column; "-" stands for a number that was not published."""
+    for value in row:
+        if value != "-" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise BadInput(f'{where}: {value!r} is neither a number nor "-"')
+    return {column: value for column, value in zip(columns, row, strict=True) if value != "-"}
+
+
+def _refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    for label in given:
+        if label not in known:
+            raise BadInput(f"{where}.{label}: is not in the comparison{nearest(label, list(known))}")

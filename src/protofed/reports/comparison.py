@@ -1,0 +1,143 @@
+"""The report of a comparison: tables, pictures, every number as JSON, and how all of it was made."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from protofed.evaluation.metrics import rounds_to_target
+from protofed.experiments.checkpoint import write_atomically
+from protofed.experiments.comparison import Comparison
+from protofed.experiments.config import Config
+from protofed.experiments.folder import environment
+from protofed.experiments.run import Round, summarised
+from protofed.experiments.sweep import Outcome
+from protofed.methods import METHODS
+from protofed.reports.figures import accuracy_over_rounds, standings
+from protofed.reports.tables import NOTE, PERSONAL_NOTE, Row, Sheet, cost_sheet, domain_sheet, personal_sheet
+
+REFERENCE = METHODS["fedavg"]
+FEW = 8
+"""Up to so many methods can be told apart as lines in one picture."""
+SUMMARIES = {"last_five": "mean of the last five evaluated rounds", "last": "last round", "best": "best round"}
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """One task's part of a comparison."""
+
+    task: str
+    rows: Sequence[Row]
+    domains: Sequence[str]
+    rounds: Mapping[str, Sequence[Sequence[Round]]]
+    """By method: those of each seed that came to its end."""
+    failures: Sequence[str]
+
+
+def reports(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[TaskReport]:
+    """What came of a comparison, from the outcomes of its configurations in order."""
+    remaining = iter(outcomes)
+    return [
+        _task_report(comparison, task, {m: [next(remaining) for _ in seeds] for m, seeds in methods.items()})
+        for task, methods in comparison.runs.items()
+    ]
+
+
+def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> Path:
+    """Writes report.md, results.json and pictures; the path of the first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = environment()
+    parts = [f"# {comparison.title}\n", _how(comparison, made)]
+    results = {}
+    for part in reports(comparison, outcomes):
+        picture = f"{part.task.replace(' ', '_').lower()}.png"
+        _draw(part, folder / picture)
+        parts.append(_section(part, comparison, picture))
+        results[part.task] = {row.label: [dict(seed) for seed in row.seeds] for row in part.rows}
+    facts = {"title": comparison.title, "seeds": list(comparison.seeds), "made": made, "results": results}
+    write_atomically(folder / "results.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
+    write_atomically(folder / "report.md", "\n".join(parts).encode())
+    return folder / "report.md"
+
+
+def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[Outcome]]) -> TaskReport:
+    rows, rounds, failures = [], {}, []
+    for label, outcomes in runs.items():
+        configs, published = comparison.runs[task][label], comparison.published.get(task, {}).get(label)
+        ended = [outcome.rounds for outcome in outcomes if outcome.is_done]
+        seeds = [_numbers(one, comparison) for one in ended]
+        judged = {r.judged for one in ended for r in one if r.judged}
+        has_public = judged != {"clients' own models"}
+        rows.append(Row(label, seeds, has_public, _is_reference(configs[0]), published))
+        if ended:
+            rounds[label] = ended
+        failures += [
+            f"{label}, seed {seed}: {outcome.failure or 'did not come to its end'}"
+            for seed, outcome in zip(comparison.seeds, outcomes, strict=True)
+            if not outcome.is_done
+        ]
+    first = next((one for ended in rounds.values() for one in ended), [])
+    domains = next((list(r.domains) for r in reversed(first) if r.is_evaluated), [])
+    return TaskReport(task, rows, domains, rounds, failures)
+
+
+def _is_reference(config: Config) -> bool:
+    return type(config.method) is REFERENCE
+
+
+def _numbers(rounds: Sequence[Round], comparison: Comparison) -> dict[str, float]:
+    """Everything that a report says of one run."""
+    trained = [r for r in rounds if r.round]
+    moved = [t for r in trained for t in r.traffic.values()]
+    numbers = {
+        **summarised(rounds, comparison.summary),
+        "down": fmean(t["down"] for t in moved),
+        "up": fmean(t["up"] for t in moved),
+        "seconds": fmean(sum(r.seconds.values()) for r in trained),
+        "left_out": sum(len(r.failures) for r in rounds),
+    }
+    if comparison.target is not None:
+        reached = rounds_to_target((r.average for r in trained), comparison.target)
+        numbers |= {} if reached is None else {"reached": reached}
+    return numbers
+
+
+def _draw(part: TaskReport, path: Path) -> None:
+    if not part.rounds:
+        return
+    title = f"{part.task}: accuracy, mean and range of the seeds"
+    if len(part.rounds) <= FEW:
+        accuracy_over_rounds(part.rounds, path, title)
+    else:
+        standings(part.rows, path, title)
+
+
+def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
+    sheets: list[tuple[str, Sheet | None, str]] = [
+        ("Accuracy on each domain, %", domain_sheet(part.rows, part.domains), NOTE),
+        ("Global and personal metrics, %", personal_sheet(part.rows), PERSONAL_NOTE),
+        ("Costs: bytes per round and client, seconds per round", cost_sheet(part.rows, comparison.target), ""),
+    ]
+    lines = [f"## {part.task}\n", *([f"![{part.task}]({picture})\n"] if part.rounds else [])]
+    for title, sheet, note in sheets:
+        if sheet is not None:
+            lines += [f"### {title}\n", sheet.markdown(), *([note.replace("\n", " ") + "\n"] if note else [])]
+    if part.failures:
+        lines += ["### Runs that failed\n", *(f"- {failure}" for failure in part.failures), ""]
+    return "\n".join(lines)
+
+
+def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
+    first = comparison.configs[0].training
+    lines = [
+        f"- made by `{made['command']}` at commit {made['commit']} (protofed {made['protofed']})",
+        f"- on {made['cores']} cores of {made['processor']}, torch {made['torch']}, Python {made['python']}",
+        f"- seeds {', '.join(map(str, comparison.seeds))}; {SUMMARIES[comparison.summary]}; mean ± sample standard "
+        "deviation over seeds",
+        f"- {first.rounds} rounds of {first.epochs} local epochs, batch {first.batch_size}, unless a method's section "
+        "of the file says otherwise",
+    ]
+    if comparison.source:
+        lines.append(f"- published numbers: {comparison.source}")
+    return "\n".join(lines) + "\n"
