@@ -12,7 +12,7 @@ LAYERS = [
     {"tree"},
     {"networks", "data", "optim"},
     {"method"},
-    {"prototypes", "methods"},
+    {"prototypes", "methods", "sources"},
     {"runtimes", "tasks"},
     {"evaluation"},
     {"experiments"},

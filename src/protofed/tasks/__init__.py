@@ -3,7 +3,8 @@
 from typing import Protocol
 
 from protofed.method import Task
-from protofed.tasks.minidigits import Minidigits
+from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
+from protofed.tasks.natural import AmazonReviews, HeartDisease, TcgaBrca
 
 
 class TaskSettings(Protocol):
@@ -12,4 +13,10 @@ class TaskSettings(Protocol):
     def build(self) -> Task: ...
 
 
-TASKS: dict[str, type[TaskSettings]] = {"minidigits": Minidigits}
+TASKS: dict[str, type[TaskSettings]] = {
+    "minidigits": Minidigits,
+    "minidigits_skewed": MinidigitsSkewed,
+    "heart_disease": HeartDisease,
+    "tcga_brca": TcgaBrca,
+    "amazon_reviews": AmazonReviews,
+}

@@ -1,0 +1,160 @@
+"""Tasks whose clients are sites as the world has them: hospitals, regions, kinds of goods.
+
+Each site is a domain with a test set of its own. What an encoder has to know is found from training rows only, as sums
+over the sites. Files are read below the folder that the environment variable PROTOFED_DATA names.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Lt
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofed.data import Data
+from protofed.errors import BadInput
+from protofed.method import ClientId, Task
+from protofed.networks import Parts
+from protofed.seeds import derive_seed
+from protofed.sources import amazon_reviews, heart_disease, tcga_brca
+from protofed.sources.tabular import Encoder, Kind, Table, sum_of, summary_of
+from protofed.tasks.models import mlp
+from protofed.tasks.partition import alike, split
+
+Share = Annotated[float, Gt(0), Lt(1)]
+Count = Annotated[int, Ge(1)]
+
+
+@dataclass(frozen=True)
+class HeartDisease:
+    """Heart disease at four hospitals, UCI: 920 patients, each hospital a client and a domain."""
+
+    test_share: Share = 0.34
+    """The share of each class at each hospital that is kept for testing."""
+    split_seed: int = 0
+    """Of the draw of the test sets; it is not the run's seed."""
+    width: Count = 16
+    """Hidden units of the network, which are its features."""
+
+    def build(self) -> Task:
+        sites = {}
+        for name, hospital in heart_disease.read(data_root()).items():
+            rows = split(torch.from_numpy(hospital.y), self.test_share, derive_seed(self.split_seed, name))
+            sites[name] = (_labelled(hospital, rows.train), _labelled(hospital, rows.test))
+        return _tabular_task("heart_disease", sites, heart_disease.KINDS, self.width)
+
+
+@dataclass(frozen=True)
+class TcgaBrca:
+    """Death within some years of breast cancer in six regions, TCGA-BRCA as FLamby splits it."""
+
+    horizon: Count = tcga_brca.HORIZON
+    """In days: label 1 is death up to this day, label 0 life beyond it; patients not seen for so long are left out."""
+    width: Count = 16
+    """Hidden units of the network, which are its features."""
+
+    def build(self) -> Task:
+        regions = tcga_brca.read(data_root())
+        sites = {
+            name: (self._labelled(region.train, name), self._labelled(region.test, name))
+            for name, region in regions.items()
+        }
+        first, _ = sites["northeast"]
+        return _tabular_task("tcga_brca", sites, dict.fromkeys(first.table.columns, "numeric"), self.width)
+
+    def _labelled(self, patients: tcga_brca.Patients, region: str) -> "Labelled":
+        labels = patients.labels(self.horizon)
+        rows = np.flatnonzero(labels >= 0)
+        if not len(rows):
+            raise BadInput(f"task tcga_brca: nobody in {region} has a label at {self.horizon} days; try fewer")
+        return Labelled(patients.table.take(rows), labels[rows])
+
+
+@dataclass(frozen=True)
+class AmazonReviews:
+    """Praise or blame in reviews of books, DVDs, electronics and kitchenware; each of the four is a domain."""
+
+    clients_per_domain: Count = 2
+    """Among so many the training reviews of a domain are dealt out, class by class."""
+    dimensions: Annotated[int, Ge(16)] = 4096
+    """Numbers to which words and pairs of words are hashed."""
+    test_share: Share = 0.2
+    """The share of each class in each domain that is kept for testing."""
+    split_seed: int = 0
+    """Of the draw of the test sets and of the dealing; it is not the run's seed."""
+    width: Count = 64
+    """Hidden units of the network, which are its features."""
+
+    def build(self) -> Task:
+        clients: dict[ClientId, Data] = {}
+        tests: dict[str, Data] = {}
+        domain_of: dict[ClientId, str] = {}
+        for domain, reviews in amazon_reviews.read(data_root()).items():
+            data, seed = _distinct(reviews, self.dimensions), derive_seed(self.split_seed, domain)
+            rows = split(data.y, self.test_share, seed)
+            tests[domain] = data.rows(rows.test)
+            own = _dealt(domain, self.clients_per_domain, data.rows(rows.train), seed)
+            clients |= own
+            domain_of |= dict.fromkeys(own, domain)
+        return Task(clients, tests, 2, self._parts, domain_of, name="amazon_reviews")
+
+    def _parts(self, client: ClientId) -> Parts:
+        return mlp(self.dimensions, 2, self.width)
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Rows of a table and their classes."""
+
+    table: Table
+    y: NDArray[np.int64]  # (N,)
+
+
+def data_root() -> Path:
+    """The folder that holds the publishers' files."""
+    folder = os.environ.get("PROTOFED_DATA")
+    if not folder:
+        raise BadInput("PROTOFED_DATA is not set: set it to the folder below which the data sets lie")
+    return Path(folder)
+
+
+def _labelled(hospital: heart_disease.Hospital, rows: Tensor) -> Labelled:
+    return Labelled(hospital.table.take(rows.tolist()), hospital.y[rows.numpy()])
+
+
+def _tabular_task(
+    name: str, sites: Mapping[str, tuple[Labelled, Labelled]], kinds: Mapping[str, Kind], width: int
+) -> Task:
+    """A client and a domain for each site's training and test rows."""
+    encoder = Encoder.fit(sum_of(summary_of(train.table, kinds) for train, _ in sites.values()))
+    return Task(
+        clients={site: _encoded(encoder, train) for site, (train, _) in sites.items()},
+        tests={site: _encoded(encoder, test) for site, (_, test) in sites.items()},
+        num_classes=2,
+        model=lambda client: mlp(len(encoder.features), 2, width),
+        domain_of={site: site for site in sites},
+        name=name,
+    )
+
+
+def _encoded(encoder: Encoder, rows: Labelled) -> Data:
+    return Data.of(torch.from_numpy(encoder.encode(rows.table)), torch.from_numpy(rows.y))
+
+
+def _distinct(reviews: amazon_reviews.Reviews, dimensions: int) -> Data:
+    """Each text once, so that none is both learnt and tested."""
+    first = {text: row for row, text in reversed(list(enumerate(reviews.texts)))}
+    rows = sorted(first.values())
+    x = amazon_reviews.encode([reviews.texts[row] for row in rows], dimensions)
+    return Data.of(torch.from_numpy(x), torch.from_numpy(reviews.y[rows]))
+
+
+def _dealt(domain: str, players: int, data: Data, seed: int) -> dict[ClientId, Data]:
+    """Equal shares of each class for so many clients of a domain."""
+    everyone = {f"{domain}-{k + 1}": data.labels for k in range(players)}
+    return {client: data.rows(rows) for client, rows in alike(everyone, data.labels, seed).items()}
