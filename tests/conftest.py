@@ -1,5 +1,8 @@
 """What all tests share; more helpers are in `doubles.py`."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -7,6 +10,15 @@ from doubles import tiny
 from protofed.method import Task
 
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder of the publishers' files; tests that need it are skipped without."""
+    folder = os.environ.get("PROTOFED_DATA")
+    if not folder:
+        pytest.skip("needs the published files: set PROTOFED_DATA to their folder")
+    return Path(folder)
 
 
 @pytest.fixture

@@ -71,6 +71,40 @@ def test_a_model_computes_what_torch_computes(networks: Networks, x: Tensor, tra
     assert moved == (STATISTICS if training else [])
 
 
+def test_features_of_a_batch_are_computed_once_in_training(networks: Networks, x: Tensor) -> None:
+    once, twice = networks.init(1), networks.init(1)
+    networks.model(once, training=True).features(x)
+    model = networks.model(twice, training=True)
+    first = model.features(x)
+    assert model.features(x) is first
+    assert bits(once) == bits(twice), "the statistics of BatchNorm saw the batch again"
+    assert not torch.equal(model.features(x + 1), first)
+    other = networks.model(networks.init(1), training=True)
+    assert other.features(x) is not first
+    assert torch.equal(other.features(x), first)
+
+
+def test_nothing_is_kept_in_evaluation(networks: Networks, x: Tensor) -> None:
+    model = networks.model(networks.init(1))
+    assert model.features(x) is not model.features(x)
+
+
+def test_features_are_not_taken_for_those_of_a_tensor_that_is_gone(networks: Networks) -> None:
+    model = networks.model(networks.init(1), training=True)
+    for k in range(50):  # freed tensors give their place in memory to the next
+        x = torch.full((2, INPUTS), float(k)) + torch.arange(2)[:, None]
+        assert torch.equal(model.features(x), networks.model(networks.init(1), training=True).features(x))
+
+
+def test_entries_of_layers_of_normalisation_are_named() -> None:
+    features = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4), nn.Sequential(nn.GroupNorm(2, 4)))
+    networks = Networks(lambda: {"features": features, "classifier": nn.BatchNorm1d(4, affine=False)})
+    statistics = [f"features.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
+    others = [f"{layer}.{name}" for layer in ("features.2", "features.3.0") for name in ("weight", "bias")]
+    assert list(networks.normalisation) == [*statistics, *others, "classifier.running_mean", "classifier.running_var"]
+    assert set(networks.normalisation) < networks.init(0).keys()
+
+
 class LastState(nn.Module):
     """A recurrent network keeps a second list of its weights, which must not go stale."""
 

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
 
 import torch
 from annotated_types import Ge, Gt
@@ -35,6 +35,10 @@ ClientId = str
 # The ranges of hyper-parameters.
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
+
+Tag = Literal["global", "personal", "prototype", "heterogeneous", "server-side", "wrapper", "reconstruction"]
+"""Kinds of methods: one model for all; one for each client; prototypes travel; clients may have different networks; the
+server trains or corrects; it goes around another method; and: the paper leaves so much open that this is a guess."""
 
 Server = TypeVar("Server")
 Message = TypeVar("Message")
@@ -61,6 +65,8 @@ class Task:
     """Test sets of clients' own. For a client without one it is drawn from `tests` in the client's label proportions.
     """
     transform: Transform = field(default_factory=Transform)
+    public: Data | None = None
+    """Examples that everyone may see, for methods that need such; their labels are not used."""
     name: str = "own"
 
     def __post_init__(self) -> None:
@@ -69,7 +75,9 @@ class Task:
         for client in self.clients:
             if not isinstance(client, str) or not client or "/" in client:
                 raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
-        for kind, sets in (("client", self.clients), ("test set", self.tests), ("test set of", self.local_tests)):
+        public = {} if self.public is None else {"public": self.public}
+        kinds = {"client": self.clients, "test set": self.tests, "test set of": self.local_tests, "set": public}
+        for kind, sets in kinds.items():
             for name, data in sets.items():
                 where = f"task {self.name}: {kind} {name!r}"
                 _check(data, where, self.num_classes)
@@ -184,6 +192,8 @@ class Local:
     """The root of all draws of the run."""
     step_seed: int
     """The root of the draws of this step."""
+    public: Data | None = None
+    """Examples that everyone may see; their labels are not used."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 
@@ -339,6 +349,8 @@ class Clients(Protocol):
 class Method(ABC, Generic[Server, Message, Memory, Upload]):
     """A federated method: subclass a family in `methods/families.py`, or this."""
 
+    tags: ClassVar[tuple[Tag, ...]] = ()
+    """What kind of method it is."""
     private: ClassVar[Patterns] = ()
     """Weights that never leave the client."""
 

@@ -8,6 +8,7 @@ import copy
 import hashlib
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ class Networks:
         self.trainable = tuple(name for name, leaf in state.items() if leaf.requires_grad)
         """Names of the parameters that may train; every other entry of `Params` is called a buffer."""
         self.initial_buffers = {n: t.detach().clone() for n, t in state.items() if n not in self.trainable}
+        self.normalisation = tuple(name for part, module in parts.items() for name in _normalising(part, module))
+        """Names of the entries of `Params` that belong to layers of normalisation, weights and statistics."""
         self.signature = _signature(parts)
         """Equal only for networks that differ in nothing but weights."""
 
@@ -125,11 +128,23 @@ class Model:
         self.networks = networks
         self.params = params
         self.training = training
+        self._known: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
     def __getattr__(self, part: str) -> Callable[..., Tensor]:
         if part.startswith("_") or part not in self.networks.parts:
             raise AttributeError(f"no part {part!r}; the parts are {', '.join(self.networks.parts)}")
-        return lambda *inputs: self.networks.call(part, self.params, self.training, *inputs)
+        return partial(self._call, part)
+
+    def _call(self, part: str, *inputs: Any) -> Any:
+        """What a part gives. In training, features of one batch are computed once, however many terms of a loss ask for
+        them: so they are the same for all, and statistics of BatchNorm see the batch once."""
+        if part != "features" or not self.training or len(inputs) != 1:
+            return self.networks.call(part, self.params, self.training, *inputs)
+        (x,) = inputs
+        known = self._known.get((part, id(x)))
+        if known is None:  # the input is kept with the output, or another tensor could be given its place
+            known = self._known[part, id(x)] = x, self.networks.call(part, self.params, self.training, x)
+        return known[1]
 
     def embedding(self, z: Tensor) -> Tensor:
         """What the classifier reads: the features, through the part `projection` if there is one."""
@@ -189,6 +204,12 @@ def _slots(part: str, module: nn.Module) -> list[Slot]:
         is_buffer = last in owner._buffers
         slots.append((owner._buffers if is_buffer else owner._parameters, last, f"{part}.{name}", is_buffer))
     return slots
+
+
+def _normalising(part: str, module: nn.Module) -> list[str]:
+    kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, kinds)]
+    return [".".join(filter(None, (part, name, own))) for name, layer in layers for own in layer.state_dict()]
 
 
 def _constants(module: nn.Module) -> list[tuple[str, dict[str, Any], str, Tensor, int]]:

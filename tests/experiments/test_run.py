@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import protofed
-from experiment_doubles import small_experiment, small_task
+from experiment_doubles import parts, small_experiment, small_task
 from protofed import BadInput, Data, RunFailed, Task, wire
 from protofed.experiments import checkpoint, config
 from protofed.experiments.config import EvaluationSettings, RuntimeSettings
 from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import METRICS, Experiment, Result, Round, execute, parsed, summarised
+from protofed.experiments.run import METRICS, Experiment, Result, Round, at_home, execute, parsed, summarised
 from protofed.runtimes.federation import Training
 from protofed.tasks.minidigits import Minidigits
 from protofed.tasks.models import mlp
@@ -262,7 +262,7 @@ def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experim
     for r in result.rounds:
         if r.clients:
             assert r.clients.keys() == {"c0", "c1", "c2"}
-            assert r.metrics.keys() == METRICS.keys()
+            assert r.metrics.keys() == METRICS.keys() - {"auc"}
             assert r.metrics["owned"] == pytest.approx(sum(own["owned"] for own in r.clients.values()) / 3)
             gm, local = r.metrics["global"], r.metrics["local_index"]
             assert r.metrics["harmonic_mean"] == pytest.approx(2 * gm * local / (gm + local))
@@ -275,7 +275,42 @@ def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experim
 def test_methods_without_a_public_model_have_no_global_metrics() -> None:
     experiment = replace(small_experiment("local", 1), judge_clients_every=1)
     (only,) = execute(experiment).rounds
-    assert METRICS.keys() - only.metrics.keys() == {"global", "harmonic_mean"}
+    assert METRICS.keys() - only.metrics.keys() == {"auc", "global", "harmonic_mean"}
+
+
+def test_what_clients_see_at_home_by_domain() -> None:
+    """Clients c0 and c2 are of the domain low, c1 is of high; in each, accuracy is the mean over its clients."""
+    (only,) = execute(small_experiment("local", 1)).rounds
+    low, high = only.homes["low"]["accuracy"], only.homes["high"]["accuracy"]
+    assert only.metrics["own_domain"] == pytest.approx((2 * low + high) / 3)
+    assert only.homes["low"].keys() == {"accuracy"}, "three classes have no area under the curve"
+    (public,) = execute(small_experiment("fedavg", 1)).rounds
+    assert {d: own["accuracy"] for d, own in public.homes.items()} == public.domains
+    assert at_home([public], "last") == public.homes
+
+
+def two_classes() -> Task:
+    task = small_task()
+    few = {c: d.rows((d.labels < 2).nonzero().flatten()) for c, d in task.clients.items()}
+    tests = {name: d.rows((d.labels < 2).nonzero().flatten()) for name, d in task.tests.items()}
+    return replace(
+        task, clients=few, tests=tests, num_classes=2, model=lambda c: {**parts(c), "classifier": nn.Linear(8, 2)}
+    )
+
+
+def test_two_classes_have_areas_under_the_curve_at_home_and_in_the_metrics() -> None:
+    for method in ("local", "fedavg"):
+        (only,) = protofed.run(method, two_classes(), rounds=1, epochs=1, batch_size=8).rounds
+        areas = [own["auc"] for own in only.homes.values()]
+        assert only.metrics["auc"] == pytest.approx(sum(areas) / 2)
+        assert all(0 <= area <= 1 for area in areas)
+
+
+def test_a_domain_without_clients_is_seen_by_the_public_model() -> None:
+    homeless = replace(two_classes(), domain_of={"c1": "high"})
+    (only,) = protofed.run("fedavg", homeless, rounds=1, epochs=1, batch_size=8).rounds
+    assert only.homes["low"]["accuracy"] == only.domains["low"]
+    assert "auc" in only.homes["low"]
 
 
 def test_a_setup_that_asks_clients_has_a_line_and_what_moved_is_in_every_line(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ class Scores:
     judged: Literal["public model", "clients' own models"]
     domains: Mapping[str, float]
     """Share of each domain's test set that was classified right."""
-    own_domain: float | None
-    """The mean over clients of the accuracy that a client sees on its own domain; None if no client has a domain."""
+    homes: Mapping[ClientId, float]
+    """The accuracy that each client that has a domain sees there."""
     everywhere: float | None
     """GM: the public model's accuracy on all test sets together; None where there is no such model."""
 
@@ -35,6 +35,11 @@ class Scores:
     def average(self) -> float:
         """The unweighted mean over the domains."""
         return fmean(self.domains.values())
+
+    @property
+    def own_domain(self) -> float | None:
+        """The mean over clients of the accuracy that a client sees on its own domain; None if no client has one."""
+        return fmean(self.homes.values()) if self.homes else None
 
 
 def evaluate(federation: Federation, state: State) -> Scores:
@@ -52,9 +57,9 @@ def evaluate(federation: Federation, state: State) -> Scores:
         by_client = {client: _own_accuracies(federation, state, client) for client in federation.ids}
         domains = {domain: fmean(own[domain] for own in by_client.values()) for domain in tests}
         everywhere = None
-    own = [by_client[client][domain] for client, domain in domain_of.items()]
+    homes = {client: by_client[client][domain] for client, domain in domain_of.items()}
     judged: Literal["public model", "clients' own models"] = "public model" if public else "clients' own models"
-    return Scores(judged, domains, fmean(own) if own else None, everywhere)
+    return Scores(judged, domains, homes, everywhere)
 
 
 def _own_accuracies(federation: Federation, state: State, client: ClientId) -> dict[str, float]:

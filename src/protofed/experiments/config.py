@@ -236,7 +236,9 @@ def _task_table(task: TaskSettings | Task) -> dict[str, Any]:
 def fingerprint(task: Task) -> str:
     """A digest of all that a task is but its networks, so that a run is not resumed on another one."""
     digest = hashlib.sha256(repr((task.num_classes, sorted(task.domain_of.items()), task.transform)).encode())
-    for name, data in (*sorted(task.clients.items()), *sorted(task.tests.items())):
+    public = [] if task.public is None else [("public", task.public)]
+    sets = (task.clients, task.tests, task.local_tests)
+    for name, data in (*(item for own in sets for item in sorted(own.items())), *public):
         for leaf in (data.x[data.index], data.labels):
             digest.update(repr((name, leaf.dtype, leaf.shape)).encode())
             digest.update(leaf.contiguous().cpu().numpy().tobytes())

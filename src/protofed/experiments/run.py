@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from protofed.errors import BadInput
+from protofed.evaluation.auc import evaluate_areas
 from protofed.evaluation.clients import Judge, Judged, means
 from protofed.evaluation.domains import Scores, evaluate
 from protofed.evaluation.metrics import harmonic_mean
@@ -40,6 +41,9 @@ class Round:
     """Accuracy on each domain; empty if this round was not evaluated."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Those of METRICS that were measured and that the method and task have."""
+    homes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What the clients of a domain see there, mean over them, or everyone where no client is of it: `accuracy`, and
+    with two classes `auc`."""
     clients: Mapping[ClientId, Mapping[str, float]] = field(default_factory=dict)
     """The personal metrics of each client that took part, if they were measured."""
     traffic: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)
@@ -59,6 +63,7 @@ class Round:
 METRICS = {
     "average": "mean over the domains",
     "own_domain": "mean over clients, each on its own domain",
+    "auc": "area under the ROC curve on the own domain, mean over domains, for two classes",
     "global": "GM: the public model on all test sets together",
     "owned": "PM(V): own models on the classes that the client has, mean over clients",
     "proportional": "PM(L): own models with classes weighted as in the client's data, mean over clients",
@@ -219,7 +224,8 @@ class _Run:
         clock.lap("train", without=judge.seconds)
         result = _line(state, participants)
         if is_due:
-            result = _with_scores(result, evaluate(federation, state), judge.judge.clients)
+            scores = evaluate(federation, state)
+            result = _with_homes(_with_scores(result, scores, judge.judge.clients), federation, state, scores)
             clock.lap("evaluate", more=judge.seconds)
         result = replace(result, seconds=clock.laps)
         self.rounds.append(result)
@@ -263,22 +269,33 @@ def parsed(lines: str) -> list[Round]:
     return [Round(**json.loads(line)) for line in lines.splitlines()]
 
 
-def summarised(rounds: Sequence[Round], summary: Summary) -> dict[str, float]:
-    """Accuracy per domain and the metrics that were measured: the mean over the last five evaluated rounds, the last
-    round, or the best by `average`. A metric that only some of these rounds have is the mean over those."""
+def _chosen(rounds: Sequence[Round], summary: Summary) -> list[Round]:
     evaluated = [r for r in rounds if r.is_evaluated]
     if not evaluated:
         raise BadInput("no round was evaluated yet")
     match summary:
         case "last_five":
-            chosen = evaluated[-5:]
+            return evaluated[-5:]
         case "last":
-            chosen = evaluated[-1:]
+            return evaluated[-1:]
         case "best":
-            chosen = [max(evaluated, key=lambda r: r.average or 0.0)]
+            return [max(evaluated, key=lambda r: r.average or 0.0)]
+
+
+def summarised(rounds: Sequence[Round], summary: Summary) -> dict[str, float]:
+    """Accuracy per domain and the metrics that were measured: the mean over the last five evaluated rounds, the last
+    round, or the best by `average`. A metric that only some of these rounds have is the mean over those."""
+    chosen = _chosen(rounds, summary)
     domains = {name: fmean(r.domains[name] for r in chosen) for name in chosen[0].domains}
     measured = {name: [r.metrics[name] for r in chosen if name in r.metrics] for name in METRICS}
     return {**domains, **{name: fmean(values) for name, values in measured.items() if values}}
+
+
+def at_home(rounds: Sequence[Round], summary: Summary) -> dict[str, dict[str, float]]:
+    """What the clients of each domain see there, by domain and measure, summed up likewise."""
+    chosen = _chosen(rounds, summary)
+    last = chosen[-1].homes
+    return {d: {name: fmean(r.homes[d][name] for r in chosen) for name in own} for d, own in last.items()}
 
 
 def _line(state: State, participants: int) -> Round:
@@ -295,6 +312,27 @@ def _with_scores(result: Round, scores: Scores, judged: Mapping[ClientId, Judged
         found["harmonic_mean"] = harmonic_mean(scores.everywhere, own["local_index"])
     metrics = {name: value for name, value in found.items() if value is not None}
     return replace(result, judged=scores.judged, domains=dict(scores.domains), metrics=metrics, clients=clients)
+
+
+def _with_homes(result: Round, federation: Federation, state: State, scores: Scores) -> Round:
+    """With what the clients of each domain see there; the area under the curve too if there are two classes."""
+    areas = evaluate_areas(federation, state) if federation.task.num_classes == 2 else None
+    found = {"accuracy": _homes(federation, scores.homes, scores.domains)}
+    if areas is not None:
+        found["auc"] = _homes(federation, areas.own_domain, areas.domains)
+    homes = {d: {name: own[d] for name, own in found.items() if d in own} for d in scores.domains}
+    metrics = {**result.metrics, **({"auc": fmean(found["auc"].values())} if found.get("auc") else {})}
+    return replace(result, homes={domain: own for domain, own in homes.items() if own}, metrics=metrics)
+
+
+def _homes(
+    federation: Federation, clients: Mapping[ClientId, float | None], domains: Mapping[str, float | None]
+) -> dict[str, float]:
+    """By domain, the mean over its clients; over none, what everyone sees there."""
+    domain_of = federation.task.domain_of
+    own = {d: [clients[c] for c, home in domain_of.items() if home == d] or [domains[d]] for d in domains}
+    known = {domain: [value for value in values if value is not None] for domain, values in own.items()}
+    return {domain: fmean(values) for domain, values in known.items() if values}
 
 
 @contextlib.contextmanager

@@ -1,13 +1,13 @@
 """Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
 
 from abc import abstractmethod
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Task, Uploads
+from protofed.method import Central, ClientId, Clients, Local, Method, Objective, Reply, Task, Uploads
 from protofed.networks import Model, Parts, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
@@ -76,6 +76,48 @@ class GlobalModel(WeightSharing[Memory]):
 
     def public(self, server: Weights) -> tuple[Params, Weights] | None:
         return server.params, server
+
+
+class Wrapper(Method[Any, Any, Any, Any]):
+    """A method around another one with a global model; whatever it does not say itself is the base's."""
+
+    base: GlobalModel[Any]
+
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        return self.base.networks(task, client)
+
+    def init_server(self, central: Central) -> Any:
+        return self.base.init_server(central)
+
+    def setup(self, server: Any, clients: Clients) -> Any:
+        return self.base.setup(server, clients)
+
+    def message_for(self, server: Any, client: ClientId) -> Any:
+        return self.base.message_for(server, client)
+
+    def upload_like(self, server: Any, central: Central) -> Any:
+        return self.base.upload_like(server, central)
+
+    def aggregate(self, server: Any, uploads: Uploads[Any], central: Central) -> Any:
+        return self.base.aggregate(server, uploads, central)
+
+    def finish(self, server: Any, clients: Clients) -> Any:
+        return self.base.finish(server, clients)
+
+    def public(self, server: Any) -> tuple[Params, Any] | None:
+        return self.base.public(server)
+
+    def init_memory(self, local: Local, message: Any) -> Any:
+        return self.base.init_memory(local, message)
+
+    def local_weights(self, message: Any, memory: Any) -> Params:
+        return self.base.local_weights(message, memory)
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+        return await self.base.train(local, message, memory)
+
+    def predict(self, model: Model, x: Tensor, message: Any, memory: Any | None) -> Tensor:
+        return self.base.predict(model, x, message, memory)
 
 
 @record

@@ -39,6 +39,7 @@ class Averaged(Weights):
 
 @dataclass(frozen=True)
 class FedASAM(GlobalModel[Nothing]):
+    tags = ("global", "server-side")
     rho: NonNegative = 0.7
     """ρ, the radius of the neighbourhood in which the sharpness is measured."""
     eta: NonNegative = 0.2

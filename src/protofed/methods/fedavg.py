@@ -20,5 +20,7 @@ from protofed.tree import Nothing
 
 @dataclass(frozen=True)
 class FedAvg(GlobalModel[Nothing]):
+    tags = ("global",)
+
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

@@ -31,7 +31,7 @@ Departures:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import torch
 from annotated_types import Ge
@@ -83,6 +83,7 @@ class ClusterMessage:
 
 @dataclass(frozen=True)
 class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
+    tags = ("personal", "prototype", "server-side")
     num_clusters: Annotated[int, Ge(0)] = 5
     """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
     pca_dims: Annotated[int, Ge(1)] = 10
@@ -100,7 +101,7 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     prototype_mode: PrototypeMode = "recomputed"
     """Whether a client's prototypes, Eq. (2), are recomputed after training or the running means of its last epoch."""
 
-    private: ClassVar[Patterns] = HEAD
+    private = HEAD
 
     def networks(self, task: Task, client: ClientId) -> Parts:
         return class_means.with_recorder(task, task.model(client), self.prototype_mode)

@@ -17,14 +17,14 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
 from protofed.methods.families import OwnWeights
-from protofed.networks import Model, Parts, Patterns, without
+from protofed.networks import Model, Parts, without
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Params
@@ -32,6 +32,7 @@ from protofed.tree import Params
 
 @dataclass(frozen=True)
 class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
+    tags = ("personal", "prototype", "heterogeneous")
     pull_weight: NonNegative = 1.0
     """λ in Eq. (7): how strongly features are pulled to the prototype of their class."""
     inference: Literal["classifier", "nearest_prototype"] = "classifier"
@@ -39,7 +40,7 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
     prototype_mode: PrototypeMode = "running"
     """Whether a client's prototypes are the running means of its last epoch or recomputed after training."""
 
-    private: ClassVar[Patterns] = ("*",)
+    private = ("*",)
 
     def networks(self, task: Task, client: ClientId) -> Parts:
         return class_means.with_recorder(task, task.model(client), self.prototype_mode)

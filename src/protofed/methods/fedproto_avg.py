@@ -28,6 +28,7 @@ from protofed.prototypes.class_means import PrototypeMode, Prototypes
 
 @dataclass(frozen=True)
 class FedProtoAvg(PrototypeSharing[Prototypes]):
+    tags = ("global", "prototype")
     pull_weight: NonNegative = 1.0
     """λ in Eq. (7): how strongly features are pulled to the prototype of their class."""
     prototype_mode: PrototypeMode = "running"

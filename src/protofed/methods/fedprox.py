@@ -24,6 +24,7 @@ from protofed.tree import Nothing
 
 @dataclass(frozen=True)
 class FedProx(GlobalModel[Nothing]):
+    tags = ("global",)
     proximal_weight: NonNegative = 0.01
     """μ in Eq. (2): how strongly a client is held to the received weights."""
 

@@ -13,7 +13,7 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from annotated_types import Ge
 from torch import Tensor
@@ -29,10 +29,11 @@ HEAD: Patterns = ("classifier.*",)
 
 @dataclass(frozen=True)
 class FedRep(WeightSharing[OwnWeights]):
+    tags = ("personal",)
     head_epochs: Annotated[int, Ge(1)] = 10
     """τ in Alg. 1: epochs that the head trains for before the body does."""
 
-    private: ClassVar[Patterns] = HEAD
+    private = HEAD
 
     def init_memory(self, local: Local, message: Weights) -> OwnWeights:
         return OwnWeights(matching(local.initial_params(), HEAD))

@@ -24,7 +24,7 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,7 @@ Known = WeightsAndPrototypes[Prototypes]
 
 @dataclass(frozen=True)
 class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
+    tags = ("global", "prototype", "heterogeneous")
     distillation_weight: NonNegative = 0.1
     """α in Eq. (15): the weight of the distillation."""
     information_weight: NonNegative = 0.01
@@ -67,7 +68,7 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
     shares: Literal["weights", "prototypes"] = "weights"
     """What travels: weights and prototypes, or prototypes only, so that networks may differ (Sec. 3.4)."""
 
-    private: ClassVar[Patterns] = ("domain.*", "decoder.*")
+    private = ("domain.*", "decoder.*")
 
     @property
     def stays(self) -> Patterns:

@@ -6,20 +6,20 @@ Departures: none.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Uploads
 from protofed.methods.families import OwnWeights
-from protofed.networks import Model, Patterns
+from protofed.networks import Model
 from protofed.tree import Nothing, Params
 
 
 @dataclass(frozen=True)
 class LocalOnly(Method[Nothing, Nothing, OwnWeights, Nothing]):
-    private: ClassVar[Patterns] = ("*",)
+    tags = ("personal", "heterogeneous")
+    private = ("*",)
 
     def init_server(self, central: Central) -> Nothing:
         return Nothing()

@@ -33,6 +33,7 @@ class Previous:
 
 @dataclass(frozen=True)
 class Moon(GlobalModel[Previous]):
+    tags = ("global",)
     contrast_weight: NonNegative = 1.0
     """μ in Eq. (4): the weight of the contrast. The paper takes 5 on CIFAR-10, 1 on CIFAR-100 and Tiny-ImageNet."""
     temperature: Positive = 0.5

@@ -101,6 +101,7 @@ class SampledUpload:
 
 @dataclass(frozen=True)
 class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
+    tags = ("global", "personal", "prototype", "server-side", "wrapper")
     base: GlobalModel[Any] = field(default_factory=FedAvg)
     """The method whose objective is L_base in Eq. (18)."""
     personalised: bool = True

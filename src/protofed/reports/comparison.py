@@ -11,11 +11,20 @@ from protofed.experiments.checkpoint import write_atomically
 from protofed.experiments.comparison import Comparison
 from protofed.experiments.config import Config
 from protofed.experiments.folder import environment
-from protofed.experiments.run import Round, summarised
+from protofed.experiments.run import Round, at_home, summarised
 from protofed.experiments.sweep import Outcome
 from protofed.methods import METHODS
 from protofed.reports.figures import accuracy_over_rounds, standings
-from protofed.reports.tables import NOTE, PERSONAL_NOTE, Row, Sheet, cost_sheet, domain_sheet, personal_sheet
+from protofed.reports.tables import (
+    NOTE,
+    PERSONAL_NOTE,
+    Row,
+    Sheet,
+    cost_sheet,
+    domain_sheet,
+    home_sheet,
+    personal_sheet,
+)
 
 REFERENCE = METHODS["fedavg"]
 FEW = 8
@@ -90,8 +99,10 @@ def _numbers(rounds: Sequence[Round], comparison: Comparison) -> dict[str, float
     """Everything that a report says of one run."""
     trained = [r for r in rounds if r.round]
     moved = [t for r in trained for t in r.traffic.values()]
+    homes = at_home(rounds, comparison.summary)
     numbers = {
         **summarised(rounds, comparison.summary),
+        **{f"{measure} at {domain}": v for domain, own in homes.items() for measure, v in own.items()},
         "down": fmean(t["down"] for t in moved),
         "up": fmean(t["up"] for t in moved),
         "seconds": fmean(sum(r.seconds.values()) for r in trained),
@@ -116,6 +127,7 @@ def _draw(part: TaskReport, path: Path) -> None:
 def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     sheets: list[tuple[str, Sheet | None, str]] = [
         ("Accuracy on each domain, %", domain_sheet(part.rows, part.domains), NOTE),
+        *_home_sheets(part),
         ("Global and personal metrics, %", personal_sheet(part.rows), PERSONAL_NOTE),
         ("Costs: bytes per round and client, seconds per round", cost_sheet(part.rows, comparison.target), ""),
     ]
@@ -126,6 +138,16 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     if part.failures:
         lines += ["### Runs that failed\n", *(f"- {failure}" for failure in part.failures), ""]
     return "\n".join(lines)
+
+
+def _home_sheets(part: TaskReport) -> list[tuple[str, Sheet | None, str]]:
+    """Where clients have models of their own, what they see at home says more than what all of them see everywhere."""
+    is_needed = any(not row.has_public_model for row in part.rows) or any(row.values("auc") for row in part.rows)
+    accuracy, area = (home_sheet(part.rows, part.domains, measure) for measure in ("accuracy", "auc"))
+    return [
+        ("Accuracy that clients see on their own domain, %", accuracy if is_needed else None, ""),
+        ("Area under the ROC curve that clients see on their own domain, %", area, ""),
+    ]
 
 
 def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:

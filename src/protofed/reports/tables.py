@@ -76,7 +76,7 @@ class Sheet:
     def rich(self, title: str, width: int) -> Table:
         """For a terminal of so many columns: without deviations if they do not fit."""
         lines = [[cell.replace(" ± ", "±") for cell in line] for line in self.rows]
-        if sum(max(map(len, column)) + 1 for column in zip(self.header, *lines, strict=True)) > width:
+        if sum(max(map(len, column)) + 1 for column in zip(self.header, *lines, strict=True)) > width - 4:
             lines = [[cell.partition("±")[0] for cell in line] for line in lines]
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
         for k, name in enumerate(self.header):
@@ -97,6 +97,19 @@ def domain_sheet(rows: Sequence[Row], domains: Sequence[str]) -> Sheet:
         if row.published and row.published.keys() & set(columns):
             lines.append([f"*{row.label}, published*", *_published(row, columns), "", *[""] * len(own)])
     return Sheet(header, lines)
+
+
+def home_sheet(rows: Sequence[Row], domains: Sequence[str], measure: str) -> Sheet | None:
+    """What clients see on their own domain; None if nothing was measured there."""
+    columns = [f"{measure} at {domain}" for domain in domains]
+    shown = [
+        (domain, column) for domain, column in zip(domains, columns, strict=True) if any(r.values(column) for r in rows)
+    ]
+    if not shown:
+        return None
+    header = ["method", *(domain for domain, _ in shown), "mean"]
+    total = {"accuracy": "own_domain", "auc": "auc"}[measure]
+    return Sheet(header, [[row.name, *(row.cell(column) for _, column in shown), row.cell(total)] for row in rows])
 
 
 def personal_sheet(rows: Sequence[Row]) -> Sheet | None:

@@ -139,6 +139,7 @@ class Federation:
             batch_size=t.batch_size,
             seed=t.seed,
             step_seed=derive_seed(t.seed, "step", client, round, phase, run),
+            public=self.task.public,
         )
 
     def memory_of(self, state: State, client: ClientId, message: Tree) -> Tree:

@@ -3,6 +3,8 @@
 from typing import Protocol
 
 from protofed.method import Task
+from protofed.tasks.domain_shift import Digits, Hub, OfficeCaltech10, Pacs, Vlcs
+from protofed.tasks.label_skew import Cifar10, Cifar100, FashionMnist, TinyImagenet, Vireofood172
 from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
 from protofed.tasks.natural import AmazonReviews, HeartDisease, TcgaBrca
 
@@ -16,7 +18,17 @@ class TaskSettings(Protocol):
 TASKS: dict[str, type[TaskSettings]] = {
     "minidigits": Minidigits,
     "minidigits_skewed": MinidigitsSkewed,
+    "digits": Digits,
+    "office_caltech10": OfficeCaltech10,
+    "pacs": Pacs,
+    "vlcs": Vlcs,
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "fashion_mnist": FashionMnist,
+    "tiny_imagenet": TinyImagenet,
+    "vireofood172": Vireofood172,
     "heart_disease": HeartDisease,
     "tcga_brca": TcgaBrca,
     "amazon_reviews": AmazonReviews,
+    "hub": Hub,
 }

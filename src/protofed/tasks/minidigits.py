@@ -29,7 +29,8 @@ SIDE = 28
 CLASSES = 10
 TEST_PER_CLASS = 15
 PRINT_TRAIN_PER_CLASS = 60
-SEEDS = {"split": 2301, "pen": 2302, "ink": 2303, "street": 2304, "print": 2305}
+PUBLIC_PER_CLASS = 20
+SEEDS = {"split": 2301, "pen": 2302, "ink": 2303, "street": 2304, "print": 2305, "public": 2306}
 
 ALLOTMENT: dict[str, tuple[int, ...]] = {
     "pen": (200, 140, 90, 50),
@@ -236,6 +237,15 @@ def _print_domain() -> Domain:
     return Domain(painted[:cut], train_y, painted[cut:], test_y, source[:cut], source[cut:])
 
 
+@functools.cache
+def public() -> Data:
+    """Printed digits that nobody trains or is tested on, for methods that need examples which all may see."""
+    rng = _generator("public")
+    digits = rng.permutation(np.repeat(np.arange(CLASSES), PUBLIC_PER_CLASS))
+    painted = _paint_print(_glyphs(digits, rng.integers(SEEN_FONTS, size=len(digits)), rng), rng)
+    return Data.of(torch.from_numpy(painted), torch.from_numpy(digits))
+
+
 def _glyphs(digits: Integers, fonts: Integers, rng: np.random.Generator) -> Floats:
     """One digit per image, centred, with fragments of two other glyphs cut off by the border."""
     import matplotlib
@@ -347,6 +357,7 @@ class Minidigits:
             model=lambda client: small_cnn(channels=3, num_classes=CLASSES, projected=self.projected),
             domain_of={client: domain for client, (domain, _) in rows.items()},
             transform=TRANSFORM,
+            public=public(),
         )
 
 
@@ -373,6 +384,7 @@ class MinidigitsSkewed:
             num_classes=CLASSES,
             model=lambda client: small_cnn(channels=3, num_classes=CLASSES, projected=self.projected),
             transform=TRANSFORM,
+            public=public(),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protofed.errors import BadInput
 from protofed.networks import Parts
 
 WIDTHS = (64, 128, 256, 512)
@@ -104,6 +105,22 @@ MODELS: dict[str, Callable[..., Parts]] = {
     "lenet_projected": lenet_projected,
 }
 """Every network by name: a function of the number of channels (of inputs for `mlp`), of classes, and its settings."""
+
+
+ImageModel = Literal["resnet10", "resnet18", "resnet18_projected", "cnn3", "cnn2", "conv2", "lenet_projected"]
+
+
+def image_model(name: ImageModel, channels: int, num_classes: int, pixels: int) -> Parts:
+    """A network by name, for square images of so many pixels."""
+    match name:
+        case "resnet18" | "resnet18_projected":
+            stem: Literal["cifar", "imagenet64"] = "cifar" if pixels <= 32 else "imagenet64"
+            return resnet18(channels, num_classes, stem, projected=name == "resnet18_projected")
+        case "conv2" | "lenet_projected":
+            if _side_after_two(pixels) < 1:
+                raise BadInput(f"{name} needs images of at least 16 pixels a side, not {pixels}")
+            return MODELS[name](channels, num_classes, pixels)
+    return MODELS[name](channels, num_classes)
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ over the sites. Files are read below the folder that the environment variable PR
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +40,16 @@ class HeartDisease:
     """Of the draw of the test sets; it is not the run's seed."""
     width: Count = 16
     """Hidden units of the network, which are its features."""
+    pooled: bool = False
+    """Whether one client has the training rows of all hospitals: what could be had if data could be shared."""
 
     def build(self) -> Task:
         sites = {}
         for name, hospital in heart_disease.read(data_root()).items():
             rows = split(torch.from_numpy(hospital.y), self.test_share, derive_seed(self.split_seed, name))
             sites[name] = (_labelled(hospital, rows.train), _labelled(hospital, rows.test))
-        return _tabular_task("heart_disease", sites, heart_disease.KINDS, self.width)
+        task = _tabular_task("heart_disease", sites, heart_disease.KINDS, self.width)
+        return _pooled(task) if self.pooled else task
 
 
 @dataclass(frozen=True)
@@ -138,8 +141,16 @@ def _tabular_task(
         num_classes=2,
         model=lambda client: mlp(len(encoder.features), 2, width),
         domain_of={site: site for site in sites},
+        local_tests={site: _encoded(encoder, test) for site, (_, test) in sites.items()},
         name=name,
     )
+
+
+def _pooled(task: Task) -> Task:
+    """The same examples, all at one client, which has no domain."""
+    x = torch.cat([data.x[data.index] for data in task.clients.values()])
+    y = torch.cat([data.labels for data in task.clients.values()])
+    return replace(task, clients={"everyone": Data.of(x, y)}, domain_of={}, local_tests={})
 
 
 def _encoded(encoder: Encoder, rows: Labelled) -> Data:

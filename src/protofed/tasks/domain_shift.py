@@ -1,0 +1,191 @@
+"""Published images whose clients see different domains: digits, office objects, and what the web calls by one name.
+
+Every client has a part of one domain's training images, and each domain its whole test set. The defaults are the
+allocations of FPL (Huang et al., CVPR 2023) for Digits and Office-Caltech10 and of FedSeProto (ECAI 2024) for PACS; for
+VLCS, for which no paper says, they follow PACS. Images are varied and normalised as in FPL's code.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Interval
+
+from protofed.data import Data, Transform
+from protofed.errors import BadInput
+from protofed.method import ClientId, Task
+from protofed.networks import Parts
+from protofed.seeds import derive_seed
+from protofed.sources import DATASETS
+from protofed.sources.cache import load
+from protofed.sources.examples import Examples, Split
+from protofed.sources.hub import hub_split
+from protofed.tasks.models import ImageModel, image_model
+from protofed.tasks.partition import allotted, portion
+
+Clients = Mapping[str, Annotated[int, Ge(1)]]
+Fraction = Annotated[float, Interval(gt=0, le=1)]
+Pixels = Annotated[int, Interval(ge=16, le=512)]
+Number = Annotated[int, Ge(0)]
+
+TRANSFORM = Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), pad=4, flip=True)
+"""A random crop after four pixels of zeros on each side, a random mirror image, and ImageNet's mean and deviation."""
+
+
+@dataclass(frozen=True)
+class _DomainShift:
+    clients: Clients
+    """How many clients each domain has; a domain that is not named is left out."""
+    fraction: Fraction
+    """The share of its domain's training images that a client has."""
+    model: ImageModel = "resnet10"
+    other_model: ImageModel | Literal[""] = ""
+    """Another network for every second client, for methods that allow it; none by default."""
+    pixels: Pixels = 32
+    """The side to which images are resized."""
+    every_class: bool = True
+    """Whether every client is made to have every class, as FPL does."""
+    seed: Number = 0
+    """Of the draw of the clients' images; it is not the run's seed."""
+    test_limit: Number = 0
+    """At most so many test images of each domain, evenly spaced; 0: all."""
+
+    def _task(self, name: str, splits: Mapping[str, Split], published: Mapping[str, int], num_classes: int) -> Task:
+        clients: dict[ClientId, Data] = {}
+        domain_of: dict[ClientId, str] = {}
+        for domain, number in self.clients.items():
+            size = portion(self.fraction, max(published.get(domain, 0), len(splits[domain].train)))
+            sizes = {f"{domain}-{k}": size for k in range(number)}
+            own = self._allotted(domain, splits[domain].train, sizes)
+            clients |= own
+            domain_of |= dict.fromkeys(own, domain)
+        tests = {domain: _limited(splits[domain].test, self.test_limit) for domain in self.clients}
+        names = sorted(clients)
+
+        def model(client: ClientId) -> Parts:
+            is_other = self.other_model and names.index(client) % 2
+            return image_model(self.other_model if is_other else self.model, 3, num_classes, self.pixels)  # type: ignore[arg-type]
+
+        return Task(clients, tests, num_classes, model, domain_of, transform=TRANSFORM, name=name)
+
+    def _allotted(self, domain: str, train: Examples, sizes: Mapping[str, int]) -> dict[ClientId, Data]:
+        """Images of the clients of one domain; only theirs are kept."""
+        try:
+            rows = allotted(torch.from_numpy(train.y), sizes, derive_seed(self.seed, domain), self.every_class)
+        except BadInput as error:
+            raise BadInput(f"domain {domain}: {error}") from error
+        used = torch.cat(list(rows.values())).sort().values
+        store = _coloured(Examples(train.x[used.numpy()], train.y[used.numpy()]))
+        return {client: store.rows(torch.searchsorted(used, own)) for client, own in rows.items()}
+
+
+@dataclass(frozen=True)
+class Digits(_DomainShift):
+    """Digits of MNIST, USPS, SVHN and SYN, each a domain; FPL's twenty clients with one per cent of a domain each."""
+
+    clients: Clients = field(default_factory=lambda: {"mnist": 3, "usps": 7, "svhn": 6, "syn": 4})
+    """How many clients each domain has: of mnist, usps, svhn, syn, syn_rendered and mnist_m."""
+    fraction: Fraction = 0.01
+    """The share of its domain's published training images that a client has."""
+
+    def build(self) -> Task:
+        known = ("mnist", "usps", "svhn", "syn", "syn_rendered", "mnist_m")
+        _refuse_unknown(self.clients, known, "digits")
+        splits = {name: load(DATASETS[name], pixels=self.pixels)[name] for name in self.clients}
+        return self._task("digits", splits, {name: DATASETS[name].counts[name][0] for name in self.clients}, 10)
+
+
+@dataclass(frozen=True)
+class _OfOneSet(_DomainShift):
+    def _of(self, name: str) -> Task:
+        dataset = DATASETS[name]
+        _refuse_unknown(self.clients, dataset.counts, name)
+        published = {domain: train for domain, (train, _) in dataset.counts.items()}
+        return self._task(name, load(dataset, pixels=self.pixels), published, len(dataset.classes))
+
+
+@dataclass(frozen=True)
+class OfficeCaltech10(_OfOneSet):
+    """Ten kinds of office objects from four sources; FPL's ten clients with a fifth of a domain each."""
+
+    clients: Clients = field(default_factory=lambda: {"caltech": 3, "amazon": 2, "webcam": 1, "dslr": 4})
+    """How many clients each domain has."""
+    fraction: Fraction = 0.2
+    """The share of its domain's training images that a client has."""
+
+    def build(self) -> Task:
+        return self._of("office_caltech10")
+
+
+@dataclass(frozen=True)
+class Pacs(_OfOneSet):
+    """Seven classes as photos, art, cartoons and sketches; FedSeProto's ten clients."""
+
+    clients: Clients = field(default_factory=lambda: {"photo": 2, "art_painting": 3, "cartoon": 4, "sketch": 1})
+    """How many clients each domain has."""
+    fraction: Fraction = 0.2
+    """The share of its domain's training images that a client has."""
+
+    def build(self) -> Task:
+        return self._of("pacs")
+
+
+@dataclass(frozen=True)
+class Vlcs(_OfOneSet):
+    """Five classes from four collections of photos; ten clients, allotted as for PACS."""
+
+    clients: Clients = field(default_factory=lambda: {"caltech": 2, "labelme": 3, "pascal": 4, "sun": 1})
+    """How many clients each domain has."""
+    fraction: Fraction = 0.2
+    """The share of its domain's training images that a client has."""
+
+    def build(self) -> Task:
+        return self._of("vlcs")
+
+
+@dataclass(frozen=True)
+class Hub(_DomainShift):
+    """Any set of labelled images of the Hugging Face hub, or one saved from there to a folder."""
+
+    clients: Clients = field(default_factory=dict)
+    """How many clients each domain has; one for every domain if none is named."""
+    fraction: Fraction = 0.2
+    """The share of its domain's training images that a client has."""
+    source: str = ""
+    """`hf:owner/name`, or `hf:` and the path of a folder that `save_to_disk` wrote."""
+    image: str = "image"
+    """The column of the images."""
+    label: str = "label"
+    """The column of the labels, whole numbers from 0."""
+    domain: str = ""
+    """The column that names the domain; without one, everything is one domain."""
+
+    def build(self) -> Task:
+        if not self.source:
+            raise BadInput("task hub: source is missing: write hf:owner/name, or hf: and the path of a saved folder")
+        splits = hub_split(self.source, self.image, self.label, self.domain or None, self.pixels)
+        _refuse_unknown(self.clients, splits, f"hub ({self.source})")
+        everyone = Hub(**{**vars(self), "clients": self.clients or dict.fromkeys(splits, 1)})
+        num_classes = 1 + max(int(part.y.max()) for split in splits.values() for part in (split.train, split.test))
+        return everyone._task("hub", splits, {}, num_classes)
+
+
+def _refuse_unknown(clients: Mapping[str, int], known: Mapping[str, object] | tuple[str, ...], task: str) -> None:
+    for domain in clients:
+        if domain not in known:
+            raise BadInput(f"task {task}: there is no domain {domain!r}; there are {', '.join(known)}")
+
+
+def _limited(test: Examples, most: int) -> Data:
+    if not most or most >= len(test):
+        return _coloured(test)
+    rows = np.linspace(0, len(test) - 1, most).round().astype(np.int64)
+    return _coloured(Examples(test.x[rows], test.y[rows]))
+
+
+def _coloured(examples: Examples) -> Data:
+    """As red, green and blue; grey is repeated."""
+    x = torch.from_numpy(examples.x)
+    return Data.of(x.expand(-1, 3, -1, -1).contiguous() if x.shape[1] == 1 else x, torch.from_numpy(examples.y))
