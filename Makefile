@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all check format lint types clean
+.PHONY: install demo test test-all check format lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer (set PYTHON=...)")'
@@ -13,14 +13,16 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+install: $(READY)
+
 demo: $(READY)
 	$(BIN)/protofed demo
 
 test: $(READY)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 test-all: $(READY)
-	$(BIN)/pytest -m 'slow or not slow'
+	$(BIN)/pytest -n auto --dist loadfile -m 'slow or not slow'
 
 format: $(READY)
 	$(BIN)/ruff format .

@@ -128,7 +128,11 @@ def test_bad_input_says_what_is_wrong(
 def test_methods_and_tasks_in_text_and_json() -> None:
     listed = json.loads(protofed("methods", "--json").stdout)
     assert list(listed) == list(METHODS)
-    assert all(listed.values())
+    assert all(own["about"] and own["tags"] for own in listed.values())
+    personal = json.loads(protofed("methods", "--tag", "personal", "--tag", "prototype", "--json").stdout)
+    assert "fedproto" in personal
+    assert "fpl" not in personal
+    assert "did you mean 'global'" in protofed("methods", "--tag", "globl").stderr
     fpl = json.loads(protofed("methods", "fpl", "--json").stdout)
     settings = {s["name"]: s for s in fpl["settings"]}
     assert settings["temperature"]["default"] == 0.02
@@ -137,6 +141,39 @@ def test_methods_and_tasks_in_text_and_json() -> None:
     task = json.loads(protofed("tasks", "minidigits", "--json").stdout)
     assert len(task["clients"]) == 12
     assert "pen-0" in protofed("tasks", "minidigits").stdout
+
+
+def test_own_data_are_inspected_and_the_file_that_is_written_runs(tmp_path: Path) -> None:
+    (tmp_path / "patients").mkdir()
+    for site, shift in (("leeds", 0), ("porto", 5)):
+        rows = "".join(f"{k % 7 + shift},{'ab'[k % 2]},{'yes' if k % 3 else 'no'}\n" for k in range(60))
+        (tmp_path / "patients" / f"{site}.csv").write_text("marker,group,outcome\n" + rows)
+    vague = protofed("data", "inspect", "patients", cwd=tmp_path)
+    assert vague.returncode == 2
+    assert "say --label COLUMN" in vague.stdout
+    ready = protofed("data", "inspect", "patients", "--label", "outcome", "--write", "first.toml", cwd=tmp_path)
+    assert ready.returncode == 0, ready.stderr
+    assert "Run it with: protofed run first.toml" in ready.stdout
+    ran = protofed("run", "first.toml", "--set", "training.rounds=1", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    (tmp_path / "patients" / "porto.csv").write_text("marker,group,outcome\n" + "1,a,yes\n2,b,no\n" * 20)
+    again = protofed("run", "first.toml", "--set", "training.rounds=1", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert len(list((tmp_path / "results").iterdir())) == 2, "changed files gave an old result"
+
+
+def test_a_task_is_drawn_with_the_settings_that_are_asked_for(tmp_path: Path) -> None:
+    drawn = protofed("tasks", "minidigits_skewed", "--set", "num_clients=5", "--plot", "--out", tmp_path / "new")
+    assert drawn.returncode == 0, drawn.stderr
+    for name in ("clients", "images"):
+        picture = tmp_path / "new" / f"minidigits_skewed-{name}.png"
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert str(picture) in drawn.stdout
+    listed = json.loads(protofed("tasks", "minidigits_skewed", "--set", "num_clients=5", "--json").stdout)
+    assert len(listed["clients"]) == 5
+    wrong = protofed("tasks", "minidigits_skewed", "--set", "num_client=5")
+    assert wrong.returncode == 2
+    assert "did you mean 'num_clients'" in wrong.stderr
 
 
 def test_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -23,16 +23,20 @@ from protofed.experiments.comparison import Comparison
 from protofed.experiments.describe import about, settings_of
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import METRICS, Round, execute, parsed, summarised
-from protofed.experiments.sections import chosen
+from protofed.experiments.sections import chosen, nearest
 from protofed.experiments.sweep import folder_of, sweep
+from protofed.method import Method, Tag, Task
 from protofed.methods import METHODS
 from protofed.reports import comparison as reporting
 from protofed.reports import demo as demonstration
 from protofed.reports import progress
+from protofed.reports.federation import contact_sheet, who_holds_what
+from protofed.reports.inspection import inspect as inspected
 from protofed.reports.tables import NOTE, domain_sheet
 from protofed.tasks import TASKS
 
 BAD_INPUT, RUN_FAILED, STOPPED = 2, 3, 130
+TAGS = get_args(Tag)
 
 app = typer.Typer(
     help="Federated learning with prototypes.",
@@ -91,15 +95,23 @@ def show(
 
 
 @app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = None, as_json: AsJson = False) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help=f"Only these kinds: {', '.join(TAGS)}.")] = None,
+    as_json: AsJson = False,
+) -> None:
     """List the methods, or describe one with its hyper-parameters."""
+    for word in tag or []:
+        if word not in TAGS:
+            raise BadInput(f"no method has the tag {word!r}{nearest(word, TAGS)}")
     if name is None:
-        _list(METHODS, "method", as_json)
+        _list_methods({key: cls for key, cls in METHODS.items() if set(tag or []) <= set(cls.tags)}, as_json)
         return
     cls = chosen(METHODS, name, "method")
     settings = settings_of(cls)
     if as_json:
-        _print_json({"name": name, "about": about(cls), "settings": [asdict(setting) for setting in settings]})
+        facts = {"name": name, "tags": cls.tags, "about": about(cls), "settings": [asdict(own) for own in settings]}
+        _print_json(facts)
         return
     out.print(about(cls), highlight=False, markup=False)
     if settings:
@@ -110,13 +122,22 @@ def methods(name: Annotated[str | None, typer.Argument(help="One method.")] = No
 
 
 @app.command()
-def tasks(name: Annotated[str | None, typer.Argument(help="One task.")] = None, as_json: AsJson = False) -> None:
-    """List the tasks, or describe one with its clients."""
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="One task.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="key=value, a setting of the task.")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="Draw who holds what, and some images of each domain.")] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="Where pictures go.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks, or describe one with its clients; --plot draws it."""
     if name is None:
         _list(TASKS, "task", as_json)
         return
     cls = chosen(TASKS, name, "task")
-    task = cls().build()
+    task = configuration.task_settings(name, set_ or []).build()
+    if plot:
+        _plot(task, out_dir)
+        return
     tests = {domain: len(data) for domain, data in task.tests.items()}
     clients = {c: {"domain": task.domain_of.get(c), "examples": len(d)} for c, d in task.clients.items()}
     if as_json:
@@ -128,6 +149,42 @@ def tasks(name: Annotated[str | None, typer.Argument(help="One task.")] = None, 
     for client, own in clients.items():
         table.add_row(client, str(own["domain"]), str(own["examples"]), str(tests.get(str(own["domain"]), "–")))
     out.print(table)
+
+
+data_app = typer.Typer(help="Your own data.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(data_app, name="data")
+
+
+@data_app.callback()
+def data() -> None:
+    """Look at your own data before you train on them."""
+
+
+@data_app.command()
+def inspect(
+    folder: Annotated[Path, typer.Argument(help="A folder with a folder or a table for each site.")],
+    label: Annotated[str | None, typer.Option(help="Of tables: the column that is to be predicted.")] = None,
+    leave_out: Annotated[list[str] | None, typer.Option(help="Of tables: a column that is not used.")] = None,
+    categorical: Annotated[list[str] | None, typer.Option(help="Of tables: a column whose numbers are codes.")] = None,
+    skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Leave out images that are damaged.")] = False,
+    write: Annotated[Path | None, typer.Option(help="Write an experiment that is ready to run.")] = None,
+) -> None:
+    """Say what a folder of sites holds, what is wrong with it and what to do; docs/your-data.md explains."""
+    found = inspected(folder, label, skip_damaged, write, leave_out or (), categorical or ())
+    out.print(found.text, highlight=False, markup=False, soft_wrap=True)
+    if found.errors:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _plot(task: Task, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [folder / f"{task.name}-clients.png"]
+    who_holds_what(task, pictures[0])
+    if task.example.dim() == 4:
+        pictures.append(folder / f"{task.name}-images.png")
+        contact_sheet(task, pictures[1])
+    for picture in pictures:
+        out.print(f"picture {picture}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -259,6 +316,17 @@ def _metrics_table(summary: Mapping[str, float]) -> Table:
         if name in summary:
             table.add_row(name, f"{100 * summary[name]:.1f}", meaning)
     return table
+
+
+def _list_methods(chosen: Mapping[str, type[Method[Any, Any, Any, Any]]], as_json: bool) -> None:
+    if as_json:
+        first = {key: about(cls).split("\n\n")[0] for key, cls in chosen.items()}
+        _print_json({key: {"about": first[key], "tags": cls.tags} for key, cls in chosen.items()})
+        return
+    table = Table("method", "what it is", "tags")
+    for key, cls in chosen.items():
+        table.add_row(key, about(cls).split("\n\n")[0], ", ".join(cls.tags))
+    out.print(table)
 
 
 def _list(registry: Mapping[str, type], kind: str, as_json: bool) -> None:

@@ -60,6 +60,7 @@ def test_another_optimiser_does_not_inherit_the_settings_of_the_first() -> None:
 def test_the_small_form_and_overrides_go_over_everything() -> None:
     small = parse(TABLE, "test", is_small=True, overrides=["training.epochs=9"])
     assert {c.training.rounds for c in small.configs} == {1}
+    assert {c.training.seed for c in small.configs} == {3}, "the first seed will do"
     assert {c.training.epochs for c in small.configs} == {9}
 
 

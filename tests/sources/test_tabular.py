@@ -74,7 +74,7 @@ def test_names_can_be_given_for_a_file_without_a_header(write: Write) -> None:
         ("a,\n1,2\n", "line 1: expected a name for every column"),
         ("", "line 1: expected a name for every column"),
         ("a,b\n", "has no rows"),
-        ('a,b\n1,2\n3,"4\n', "line 3 or after: is not comma-separated text"),
+        ('a,b\n1,2\n3,"4\n', "after line 3: is not comma-separated text"),
         (b"a,b\n1,\xff\n", "is not comma-separated text in UTF-8"),
     ],
 )

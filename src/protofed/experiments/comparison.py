@@ -8,7 +8,7 @@ target            an accuracy, in percent; how many rounds it takes to reach it 
 [tasks.LABEL]     sections that runs on this task have, its task.name among them
 [methods.LABEL]   sections that runs of this method have, its method.name among them; [methods.LABEL.on.TASK] more of
                   them on one task
-[small]           sections for a run on a sliver, to see that everything works
+[small]           sections for a run on a sliver with the first seed, to see that everything works
 [published.TASK]  columns, and one list of percentages for each method's label
 """
 
@@ -59,6 +59,7 @@ def parse(table: Table, source: str, *, is_small: bool = False, overrides: Itera
     seeds = tuple(_value(table, "seeds", list, [0, 1, 2], source))
     if not seeds or len(set(seeds)) < len(seeds) or not all(type(s) is int and s >= 0 for s in seeds):
         raise BadInput(f"{source}: seeds: must be different whole numbers, not {list(seeds)}")
+    seeds = seeds[:1] if is_small else seeds
 
     def configs(task: str, method: str) -> tuple[Config, ...]:
         own = {key: value for key, value in methods[method].items() if key != "on"}

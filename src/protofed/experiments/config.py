@@ -27,6 +27,7 @@ from protofed.optim import OPTIMIZERS
 from protofed.runtimes import RUNTIMES
 from protofed.runtimes.federation import Federation, Training
 from protofed.tasks import TASKS, TaskSettings
+from protofed.tasks.own import Own
 
 T = TypeVar("T")
 Table = Mapping[str, Any]
@@ -68,9 +69,10 @@ class Config:
 
     @property
     def identity(self) -> str:
-        """The hash of the resolved configuration."""
+        """The hash of the resolved configuration, and of the files that the task reads if a user may change them."""
         text = json.dumps(self.resolved(), sort_keys=True, ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()[:12]
+        stamp = self.task.stamp() if isinstance(self.task, Own) else ""
+        return hashlib.sha256((text + stamp).encode()).hexdigest()[:12]
 
     def toml(self) -> str:
         return "\n".join(_toml_table(name, table) for name, table in self.resolved().items())
@@ -127,6 +129,17 @@ def parse(table: Table, source: str, overrides: Iterable[str] = ()) -> Config:
     if problems:
         raise BadInput("\n".join(f"{'--set' if p.key in overridden else source}: {p.key}: {p.what}" for p in problems))
     return Config(**built)
+
+
+def task_settings(name: str, overrides: Iterable[str] = ()) -> TaskSettings:
+    """A registered task's settings, with overrides such as `fraction=0.02`."""
+    tree: dict[str, Any] = {"name": name}
+    for text in overrides:
+        _override(tree, text)
+    try:
+        return named(TASKS, tree, "task")
+    except Problems as found:
+        raise BadInput("\n".join(f"{p.key}: {p.what}" for p in found.all)) from None
 
 
 def settings(instance: Any) -> dict[str, Any]:

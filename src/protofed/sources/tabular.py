@@ -111,7 +111,7 @@ def read_csv(path: Path, names: Sequence[str] | None = None) -> Table:
             rows = list(_rows(reader, len(names), path))
         except (csv.Error, UnicodeDecodeError) as error:
             raise BadInput(
-                f"{path}, line {reader.line_num} or after: is not comma-separated text in UTF-8 ({error}); "
+                f"{path}, after line {reader.line_num}: is not comma-separated text in UTF-8 ({error}); "
                 "export it again as CSV"
             ) from None
     if not rows:

@@ -7,6 +7,7 @@ from protofed.tasks.domain_shift import Digits, Hub, OfficeCaltech10, Pacs, Vlcs
 from protofed.tasks.label_skew import Cifar10, Cifar100, FashionMnist, TinyImagenet, Vireofood172
 from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
 from protofed.tasks.natural import AmazonReviews, HeartDisease, TcgaBrca
+from protofed.tasks.own import Own
 
 
 class TaskSettings(Protocol):
@@ -31,4 +32,5 @@ TASKS: dict[str, type[TaskSettings]] = {
     "tcga_brca": TcgaBrca,
     "amazon_reviews": AmazonReviews,
     "hub": Hub,
+    "own": Own,
 }
