@@ -6,18 +6,46 @@ from protofed.experiments.api import run
 from protofed.experiments.run import Result
 from protofed.method import Local, Method, Objective, Reply, Task
 from protofed.methods import METHODS
+from protofed.methods.averaging import Averaging
+from protofed.methods.ccvr import CCVR
+from protofed.methods.ditto import Ditto
+from protofed.methods.fedala import FedALA
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedavg_ft import FedAvgFT
+from protofed.methods.fedbn import FedBN
+from protofed.methods.feddc import FedDC
+from protofed.methods.feddecorr import FedDecorr
+from protofed.methods.feddyn import FedDyn
+from protofed.methods.fedetf import FedETF
+from protofed.methods.fedfomo import FedFomo
+from protofed.methods.fedgh import FedGH
+from protofed.methods.fedmd import FedMD
+from protofed.methods.fedmlp import FedMLP
+from protofed.methods.fednh import FedNH
+from protofed.methods.fednova import FedNova
+from protofed.methods.fedntd import FedNTD
+from protofed.methods.fedopt import FedOPT
 from protofed.methods.fedpc import FedPC
+from protofed.methods.fedper import FedPer
+from protofed.methods.fedper_plus import FedPerPlus
+from protofed.methods.fedproc import FedProc
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
 from protofed.methods.fedseproto import FedSeProto
+from protofed.methods.fedsoup import FedSoup
+from protofed.methods.fedsr import FedSR
 from protofed.methods.fpl import FPL
+from protofed.methods.ga import GA
+from protofed.methods.grace import GRACE
+from protofed.methods.ifca import IFCA
+from protofed.methods.lg_fed import LGFed
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.methods.pfedcspc import PFedCSPC
+from protofed.methods.scaffold import Scaffold
 from protofed.networks import Model
 from protofed.optim import Adam, Asam, Sam, Sgd
 from protofed.tasks import TASKS
@@ -25,22 +53,49 @@ from protofed.tree import record
 from protofed.version import __version__
 
 __all__ = [
+    "CCVR",
     "FPL",
+    "GA",
+    "GRACE",
+    "IFCA",
     "METHODS",
     "TASKS",
     "Adam",
     "Asam",
+    "Averaging",
     "BadInput",
     "Batch",
     "Data",
+    "Ditto",
+    "FedALA",
     "FedASAM",
     "FedAvg",
+    "FedAvgFT",
+    "FedBN",
+    "FedDC",
+    "FedDecorr",
+    "FedDyn",
+    "FedETF",
+    "FedFomo",
+    "FedGH",
+    "FedMD",
+    "FedMLP",
+    "FedNH",
+    "FedNTD",
+    "FedNova",
+    "FedOPT",
     "FedPC",
+    "FedPer",
+    "FedPerPlus",
+    "FedProc",
     "FedProto",
     "FedProtoAvg",
     "FedProx",
     "FedRep",
+    "FedSR",
     "FedSeProto",
+    "FedSoup",
+    "LGFed",
     "Local",
     "LocalOnly",
     "Method",
@@ -52,6 +107,7 @@ __all__ = [
     "Result",
     "RunFailed",
     "Sam",
+    "Scaffold",
     "Sgd",
     "Task",
     "Transform",

@@ -73,7 +73,10 @@ def small_task(labels: Mapping[str, list[int]] | None = None) -> Task:
         labels = {name: labels_of(size, domain).tolist() for domain, (name, size) in enumerate(SIZES.items())}
     clients = {name: examples(torch.tensor(own), domain) for domain, (name, own) in enumerate(labels.items())}
     tests = {f"domain {d}": examples(torch.arange(CLASSES).repeat(3), 50 + d) for d in range(2)}
-    return Task(clients, tests, CLASSES, small_network, transform=Transform(pad=1, flip=True), name="small")
+    public = examples(torch.arange(CLASSES).repeat(4), 60)
+    return Task(
+        clients, tests, CLASSES, small_network, transform=Transform(pad=1, flip=True), public=public, name="small"
+    )
 
 
 TASK = small_task()

@@ -36,7 +36,7 @@ from methods.conformance import (
 from protofed import tree, wire
 from protofed.data import Batch
 from protofed.method import Local, Method, Reply, Request
-from protofed.methods.families import OwnWeights, PrototypeUpload, Weights, WeightSharing
+from protofed.methods.families import HEAD, OwnWeights, PrototypeUpload, Weights, WeightSharing
 from protofed.methods.fedpc import (
     Clusters,
     FedPC,
@@ -49,7 +49,6 @@ from protofed.methods.fedpc import (
     prototype_distance,
     similarity_shares,
 )
-from protofed.methods.fedrep import HEAD
 from protofed.networks import Model, Parts, matching, without
 from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes

@@ -19,7 +19,8 @@ from methods.conformance import (
 )
 from protofed import tree
 from protofed.method import Fit
-from protofed.methods.fedrep import HEAD, FedRep
+from protofed.methods.families import HEAD
+from protofed.methods.fedrep import FedRep
 from protofed.networks import matching, without
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params

@@ -1,20 +1,27 @@
 """Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
 
 from abc import abstractmethod
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
+from protofed import tree
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Clients, Local, Method, Objective, Reply, Task, Uploads
-from protofed.networks import Model, Parts, without
+from protofed.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Mean, Nothing, Params, record
 
 Memory = TypeVar("Memory")
 Known = TypeVar("Known")
+
+HEAD: Patterns = ("classifier.*",)
+Weighting = Literal["uniform", "examples"]
+"""Whether clients count the same in a mean over clients, or by their numbers of examples."""
 
 
 @record
@@ -71,6 +78,28 @@ class WeightSharing(Method[Weights, Weights, Memory, WeightUpload], Generic[Memo
         return message.params
 
 
+class PartSharing(WeightSharing[OwnWeights]):
+    """Clients train all weights together, send those that are not private, and keep those that are."""
+
+    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+        return OwnWeights(matching(local.initial_params(), self.private))
+
+    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
+        return {**message.params, **memory.params}
+
+    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
+        return replace(memory, params=tree.select(params, list(memory.params)))
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))
+
+
+def weighted(uploads: Uploads[WeightUpload], weighting: Weighting) -> Iterator[tuple[ClientId, WeightUpload]]:
+    """The uploads as they are to count in a mean by numbers of examples."""
+    for client, upload in uploads:
+        yield client, upload if weighting == "examples" else replace(upload, num_examples=torch.tensor(1))
+
+
 class GlobalModel(WeightSharing[Memory]):
     """All weights are shared, so there is a model for everyone."""
 
@@ -116,8 +145,39 @@ class Wrapper(Method[Any, Any, Any, Any]):
     async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
         return await self.base.train(local, message, memory)
 
+    def trained_weights(self, upload: Any, memory: Any) -> Params:
+        return self.base.trained_weights(upload, memory)
+
     def predict(self, model: Model, x: Tensor, message: Any, memory: Any | None) -> Tensor:
         return self.base.predict(model, x, message, memory)
+
+
+class Enclosing(Wrapper):
+    """A wrapper whose server knows more than the base's: its record has the base's as `base`."""
+
+    def setup(self, server: Any, clients: Clients) -> Any:
+        return replace(server, base=self.base.setup(server.base, clients))
+
+    def message_for(self, server: Any, client: ClientId) -> Any:
+        return self.base.message_for(server.base, client)
+
+    def upload_like(self, server: Any, central: Central) -> Any:
+        return self.base.upload_like(server.base, central)
+
+    def aggregate(self, server: Any, uploads: Uploads[Any], central: Central) -> Any:
+        return replace(server, base=self.base.aggregate(server.base, uploads, central))
+
+    def finish(self, server: Any, clients: Clients) -> Any:
+        return replace(server, base=self.base.finish(server.base, clients))
+
+    def public(self, server: Any) -> tuple[Params, Any] | None:
+        return self.base.public(server.base)
+
+    def published(self, base_server: Any) -> tuple[Params, Any]:
+        """The base's public model, which a global model always has, and the message that it predicts with."""
+        public = self.base.public(base_server)
+        assert public is not None
+        return public
 
 
 @record

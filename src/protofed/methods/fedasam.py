@@ -23,10 +23,11 @@ from torch import Tensor
 from protofed.data import Batch
 from protofed.errors import BadInput
 from protofed.method import Central, ClientId, Local, NonNegative, Reply, Uploads
+from protofed.methods.averaging import averaged
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.networks import Model
 from protofed.optim import Adam, Asam, Optimizer, Sgd
-from protofed.tree import Mean, Nothing, Params, record
+from protofed.tree import Nothing, Params, record
 
 
 @record
@@ -60,12 +61,8 @@ class FedASAM(GlobalModel[Nothing]):
     def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Averaged:
         previous = cast(Averaged, server)
         params = super().aggregate(server, uploads, central).params
-        if not self.averaging or central.round + 1 <= self.averaging_start * central.num_rounds:
-            return Averaged(params, params, previous.count)
-        mean, count = Mean(), int(previous.count)
-        mean.add(previous.average, count)
-        mean.add(params)
-        return Averaged(params, mean.value(), previous.count + 1)
+        is_late = self.averaging and central.round + 1 > self.averaging_start * central.num_rounds
+        return Averaged(params, *averaged(previous.average, previous.count, params, is_late))
 
     def public(self, server: Weights) -> tuple[Params, Weights] | None:
         return cast(Averaged, server).average, Weights(server.params)

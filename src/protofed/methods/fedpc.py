@@ -52,8 +52,7 @@ from protofed.method import (
     Task,
     Uploads,
 )
-from protofed.methods.families import OwnWeights, PrototypeUpload
-from protofed.methods.fedrep import HEAD
+from protofed.methods.families import HEAD, OwnWeights, PrototypeUpload
 from protofed.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes

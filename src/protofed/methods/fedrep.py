@@ -16,33 +16,19 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
-from torch import Tensor
 
-from protofed.data import Batch
 from protofed.method import Local, Objective, Reply
-from protofed.methods.families import OwnWeights, Weights, WeightSharing, WeightUpload
-from protofed.networks import Model, Patterns, matching, without
-from protofed.tree import Params
-
-HEAD: Patterns = ("classifier.*",)
+from protofed.methods.families import HEAD, OwnWeights, PartSharing, Weights, WeightUpload
+from protofed.networks import without
 
 
 @dataclass(frozen=True)
-class FedRep(WeightSharing[OwnWeights]):
+class FedRep(PartSharing):
     tags = ("personal",)
     head_epochs: Annotated[int, Ge(1)] = 10
     """τ in Alg. 1: epochs that the head trains for before the body does."""
 
     private = HEAD
-
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
-        return OwnWeights(matching(local.initial_params(), HEAD))
-
-    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
-        return {**message.params, **memory.params}
-
-    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
-        return OwnWeights(matching(params, HEAD))
 
     async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
         """The client's update of Alg. 1: the head, then the body."""
@@ -52,6 +38,3 @@ class FedRep(WeightSharing[OwnWeights]):
         )
         params = await local.fit(Objective(self.loss, freezes=HEAD), params=params, context=(message, memory))
         return Reply(WeightUpload(without(params, HEAD), local.num_examples), self.remember(params, memory))
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))

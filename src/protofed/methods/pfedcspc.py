@@ -44,10 +44,10 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Positive, Reply, Uploads
+from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Positive, Reply, Task, Uploads
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Model, Patterns, matching, without
+from protofed.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import alignment, calibration, class_means, sampling
 from protofed.prototypes.calibration import Partners, Pool
 from protofed.prototypes.class_means import Prototypes
@@ -161,6 +161,9 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     # ---- the server's half
 
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        return self.base.networks(task, client)
+
     def init_server(self, central: Central) -> Knowledge:
         base, dim, num_classes = self.base.init_server(central), central.feature_dim, central.task.num_classes
         width = calibration.embedded(central, base.params, torch.zeros(1, dim)).shape[-1]
@@ -248,6 +251,8 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
         """The server's objective, Eq. (17)."""
         z, rows = model.embedding(batch.x), batch.index
         loss = calibration.known_cross_entropy(model.classifier(z), batch.y, is_known)
+        if "projection" not in model.networks.parts:  # both contrasts would be constants
+            return batch.mean(loss)
         if self.contrast:
             client, weight = pool.client[rows], batch.weight
             apart = calibration.weighted_contrast(z, batch.y, client, weight, self.temperature, self.easy_weight)

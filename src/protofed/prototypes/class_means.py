@@ -120,3 +120,16 @@ def mean_over_owners(prototypes: Iterable[Prototypes], previous: Prototypes) -> 
     mean = (total / owners.clamp(min=1)[:, None]).to(previous.mean.dtype)
     is_new = owners > 0
     return Prototypes(torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, owners, previous.count))
+
+
+def mean_over_counts(prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
+    """Each class's mean over clients, weighted by `count`; a class that nobody sent stays as it was."""
+    counts = torch.stack([p.count for p in prototypes]).double()  # (N, C)
+    total = torch.stack([p.mean for p in prototypes]).double().mul(counts[..., None]).sum(0)
+    count = counts.sum(0)
+    mean = (total / count.clamp(min=1)[:, None]).to(previous.mean.dtype)
+    is_new = count > 0
+    return Prototypes(
+        torch.where(is_new[:, None], mean, previous.mean),
+        torch.where(is_new, count.to(previous.count.dtype), previous.count),
+    )

@@ -184,21 +184,24 @@ class Participants:
     def run(
         self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Tree], like: Tree
     ) -> Iterator[tuple[ClientId, Tree]]:
-        """Accepted uploads in canonical order, each given out as soon as it and those before it are there."""
+        """Accepted uploads in canonical order, each given out as soon as it and those before it are there. A client
+        that has failed in this phase is not asked again."""
         _refuse_private(like, self._federation.method.private)
         self._unread += 1
         self._runs += 1
         run = self._runs
+        failed = {failure.client for failure in self._failures}
+        ids = tuple(client for client in self.ids if client not in failed)
         sent: dict[ClientId, Tree] = {}
-        jobs = (self._job(client, step, sent.setdefault(client, message_for(client)), run) for client in self.ids)
+        jobs = (self._job(client, step, sent.setdefault(client, message_for(client)), run) for client in ids)
         is_training = self._phase == "round" and step == self._federation.method.train
-        return self._stream(jobs, sent, like, is_training)
+        return self._stream(ids, jobs, sent, like, is_training)
 
     def _stream(
-        self, jobs: Iterable[Job], sent: dict[ClientId, Tree], like: Tree, is_training: bool
+        self, ids: Sequence[ClientId], jobs: Iterable[Job], sent: dict[ClientId, Tree], like: Tree, is_training: bool
     ) -> Iterator[tuple[ClientId, Tree]]:
         good, failed_before = 0, len(self._failures)
-        for client, outcome in in_order(self.ids, self._federation.runtime.run(jobs)):
+        for client, outcome in in_order(ids, self._federation.runtime.run(jobs)):
             message, upload = sent.pop(client), self._accepted(client, outcome, like)
             moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
             self._traffic[client] = _sum(self._traffic.get(client), moved)

@@ -1,0 +1,55 @@
+"""Ditto: FedAvg beside which every client trains a model of its own, held near the global one.
+
+Li, Hu, Beirami, Smith: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
+
+Sends: weights. Keeps: its own model. Server: mean weighted by the number of examples.
+
+Departures:
+1. The own model is held to the weights that the client received, as in the paper; to those that it has just trained of
+   them, as in the code base of FedNH, is a setting.
+2. The own model trains for the configured epochs after the global one has; the paper takes the steps of both in turn,
+   on the same batches.
+3. Both models train with the configured optimiser; the code base of FedNH gives the own one no momentum.
+4. The penalty covers parameters, not the statistics of BatchNorm, which the paper does not consider.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from protofed import tree
+from protofed.data import Batch
+from protofed.method import Local, NonNegative, Objective, Reply
+from protofed.methods.families import GlobalModel, OwnWeights, Weights, WeightUpload
+from protofed.networks import Model
+from protofed.tree import Params
+
+
+@dataclass(frozen=True)
+class Ditto(GlobalModel[OwnWeights]):
+    tags = ("global", "personal")
+    proximal_weight: NonNegative = 1.0
+    """λ, how strongly the client's own model is held to the global one. The learning rate times it must be below 1."""
+    reference: Literal["received", "trained"] = "received"
+    """What the own model is held to: the received weights, or what the client has just trained of them."""
+
+    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+        return OwnWeights(local.initial_params())
+
+    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
+        return memory.params
+
+    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
+        params = await local.fit(Objective(self.loss), params=message.params, context=(message, memory))
+        anchor = message.params if self.reference == "received" else params
+        own = await local.fit(Objective(self.personal_loss), params=memory.params, context=(Weights(anchor),))
+        return Reply(WeightUpload(params, local.num_examples), OwnWeights(own))
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))
+
+    def personal_loss(self, model: Model, batch: Batch, anchor: Weights) -> Tensor:
+        """Cross-entropy and half λ times the squared distance to the global model."""
+        proximal = tree.squared_distance(model.trainable, anchor.params)
+        return batch.cross_entropy(model.logits(batch.x)) + self.proximal_weight / 2 * proximal

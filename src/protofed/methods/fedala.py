@@ -1,0 +1,148 @@
+"""FedALA: a client starts a round from a mixture, learnt weight by weight, of the global head and its own.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan: FedALA: Adaptive Local Aggregation for Personalized Federated Learning,
+AAAI 2023.
+
+Sends: weights. Keeps: the weights it trained last, and how much of the global ones enters each weight of the mixture.
+Server: mean weighted by the number of examples.
+
+Departures:
+1. The mixture covers the classifier, as in the authors' code, or all layers (a setting); the paper counts layers from
+   the top.
+2. When a client learns the mixing for the first time, it passes over the drawn examples until the standard deviation of
+   the last ten losses is below the threshold, as in the authors' code, but no more than 100 times, which that code does
+   not limit.
+3. The loss after a pass is that of the mixture on all drawn examples, in evaluation mode; the authors' code takes that
+   of the last batch.
+4. Statistics of BatchNorm are the global ones, and what they become while the mixing is learnt is forgotten.
+5. A client that has not trained before has nothing to mix and starts from the global weights.
+"""
+
+from dataclasses import dataclass, replace
+from statistics import pstdev
+from typing import Annotated, Literal, Self
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from protofed import tree
+from protofed.data import Batch, Data
+from protofed.method import Local, NonNegative, Objective, Reply
+from protofed.methods.families import HEAD, GlobalModel, Weights, WeightUpload
+from protofed.methods.ifca import total_loss
+from protofed.networks import Model, Patterns, matching
+from protofed.optim import Gradient
+from protofed.seeds import generator
+from protofed.tree import Nothing, Params, record
+
+WINDOW = 10
+MOST_PASSES = 100
+
+
+@record
+class Mixing:
+    params: Params  # the weights that the client trained last
+    shares: Params  # for each weight that is mixed, how much of the global one enters, in [0, 1]
+    num_trained: Tensor  # (), how often the client has trained
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """Gradient descent that never leaves [0, 1]."""
+
+    lr: float
+
+    def for_round(self, round: int) -> Self:
+        return self
+
+    def init(self, params: Params) -> Nothing:
+        return Nothing()
+
+    def step(self, gradient: Gradient, params: Params, state: Nothing) -> tuple[Params, Nothing]:
+        slope = gradient(params)
+        return {name: (leaf - self.lr * slope[name]).clamp(0, 1) for name, leaf in params.items()}, state
+
+
+@dataclass(frozen=True)
+class FedALA(GlobalModel[Mixing]):
+    tags = ("global", "personal")
+    mixing_rate: NonNegative = 1.0
+    """η, the learning rate of the mixing. At 0 the mixture is the global model, and the method is FedAvg."""
+    mixing_data: Annotated[float, Interval(gt=0, le=1)] = 0.8
+    """s, the part of its examples, drawn anew in each round, from which a client learns the mixing."""
+    mixed: Literal["classifier", "all"] = "classifier"
+    """p, the layers that are mixed; the others are the global ones."""
+    threshold: NonNegative = 0.1
+    """The standard deviation of the losses below which the mixing is learnt, when it is learnt for the first time."""
+
+    @property
+    def mixed_layers(self) -> Patterns:
+        return HEAD if self.mixed == "classifier" else ("*",)
+
+    def init_memory(self, local: Local, message: Weights) -> Mixing:
+        mixed = matching(tree.select(message.params, local.networks.trainable), self.mixed_layers)
+        return Mixing(message.params, tree.map(torch.ones_like, mixed), torch.tensor(0))
+
+    def local_weights(self, message: Weights, memory: Mixing) -> Params:
+        return memory.params
+
+    async def train(self, local: Local, message: Weights, memory: Mixing) -> Reply[WeightUpload, Mixing]:
+        if self.mixing_rate and memory.num_trained:
+            memory = await self.learn_mixing(local, message, memory)
+        start = {**message.params, **mixture(message, memory, memory.shares)}
+        params = await local.fit(Objective(self.loss), params=start, context=(message, memory))
+        upload = WeightUpload(params, local.num_examples)
+        return Reply(upload, Mixing(params, memory.shares, memory.num_trained + 1))
+
+    async def learn_mixing(self, local: Local, message: Weights, memory: Mixing) -> Mixing:
+        """Passes over the drawn examples: until the loss is steady when it is the first time, one afterwards."""
+        local = replace(local, terms=())  # while shares stand where weights do, no added term could read these
+        data = drawn(local, self.mixing_data)
+        if memory.num_trained > 1:
+            return await self.one_pass(local, message, memory, data)
+        losses: list[float] = []
+        while len(losses) < MOST_PASSES and not is_steady(losses, self.threshold):
+            memory = await self.one_pass(local, message, memory, data)
+            params = {**message.params, **mixture(message, memory, memory.shares)}
+            loss = await local.total(total_loss, params, data=data)
+            losses.append(loss.item() / len(data))
+        return memory
+
+    async def one_pass(self, local: Local, message: Weights, memory: Mixing, data: Data) -> Mixing:
+        """One pass in which the shares descend the loss of the mixture."""
+        params = await local.fit(
+            Objective(self.mixing_loss, trains=self.mixed_layers),
+            params={**message.params, **memory.shares},
+            context=(message, memory),
+            epochs=1,
+            optimizer=Bounded(self.mixing_rate),
+            data=data,
+        )
+        return replace(memory, shares=tree.select(params, list(memory.shares)))
+
+    def mixing_loss(self, model: Model, batch: Batch, message: Weights, memory: Mixing) -> Tensor:
+        """The loss of the mixture as a function of its shares, which stand in the place of the mixed weights."""
+        shares = tree.select(model.params, list(memory.shares))
+        params = {**model.params, **mixture(message, memory, shares)}
+        return batch.cross_entropy(Model(model.networks, params, training=model.training).logits(batch.x))
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Mixing) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))
+
+
+def mixture(message: Weights, memory: Mixing, shares: Params) -> Params:
+    """local + (global − local) ⊙ share for the weights that have shares; lerp, so that a share of 1 is exact."""
+    return {name: torch.lerp(memory.params[name], message.params[name], share) for name, share in shares.items()}
+
+
+def drawn(local: Local, part: float) -> Data:
+    """A random part of the client's examples."""
+    count = max(1, int(part * len(local.data)))
+    order = torch.randperm(len(local.data), generator=generator(local.step_seed, "mixing"))
+    return local.data.rows(order[:count])
+
+
+def is_steady(losses: list[float], threshold: float) -> bool:
+    """Whether there are enough losses and the last of them hardly differ."""
+    return len(losses) > WINDOW and pstdev(losses[-WINDOW:]) < threshold

@@ -1,0 +1,50 @@
+"""FedBN: FedAvg whose clients keep their layers of normalisation, weights and statistics, to themselves.
+
+Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+
+Sends: the weights of everything but the layers of normalisation. Keeps: its layers of normalisation. Server: mean,
+every client counting equally.
+
+Departures:
+1. Clients count equally, as in the paper; by their numbers of examples is a setting.
+2. All layers of normalisation stay at the client, GroupNorm and LayerNorm too; the paper speaks of BatchNorm.
+3. Between rounds a client is tested with the server's weights and its own layers of normalisation. A client that has
+   not taken part has those of the common initial weights.
+"""
+
+from dataclasses import dataclass
+
+from protofed import tree
+from protofed.errors import BadInput
+from protofed.method import Central, Local, Objective, Reply, Uploads
+from protofed.methods.families import OwnWeights, PartSharing, Weighting, Weights, WeightUpload, weighted
+
+
+@dataclass(frozen=True)
+class FedBN(PartSharing):
+    tags = ("personal",)
+    weighting: Weighting = "uniform"
+    """Whether clients count equally in the mean or by their numbers of examples."""
+
+    # Which weights belong to layers of normalisation only the networks know; statistics go by these names in all.
+    private = ("*.running_mean", "*.running_var")
+
+    def init_server(self, central: Central) -> Weights:
+        kept = central.networks.normalisation
+        if not kept:
+            raise BadInput(
+                "FedBN: the network has no layers of normalisation to keep; without them it is FedAvg, so use that"
+            )
+        return Weights({name: leaf for name, leaf in central.initial_params().items() if name not in kept})
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        return super().aggregate(server, weighted(uploads, self.weighting), central)
+
+    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+        return OwnWeights(tree.select(local.initial_params(), local.networks.normalisation))
+
+    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
+        start = self.local_weights(message, memory)
+        params = await local.fit(Objective(self.loss), params=start, context=(message, memory))
+        upload = WeightUpload(tree.select(params, list(message.params)), local.num_examples)
+        return Reply(upload, self.remember(params, memory))

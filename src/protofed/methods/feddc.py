@@ -1,0 +1,130 @@
+"""FedDC: clients learn against their drift from the global weights, and correct their gradients towards everybody's.
+
+Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction,
+CVPR 2022.
+
+Sends: weights, and the change of its gradient. Keeps: its drift, the sum of all ways that it has gone from received to
+trained weights, and its mean gradient in the last round. Server: mean of the weights, moved on by the mean drift of all
+clients; the mean of all clients' gradients.
+
+Departures:
+1. The server adds up the mean drift from the weights that it receives, so that no client sends its drift.
+2. A client of more examples has a weaker penalty and correction, by its relative number of examples, and the means are
+   over clients, as in the authors' code; so the optimum is that of all examples together. With `weighting = "examples"`
+   the means are weighted in place of the objectives, for the same optimum.
+3. The number of steps is the client's own; the authors' code takes the mean client's for all.
+4. With momentum, which the authors' code does not use, a gradient moves the weights more than once; the way is divided
+   by how often, so that the estimate of the mean gradient has no bias.
+5. With α = 0 there is no drift: nothing would hold a client to it, and the server takes the mean alone.
+6. Only parameters have drift and gradients; the statistics of BatchNorm, which the paper does not consider, are
+   averaged.
+7. The authors' code clips the gradient at norm 10; here that is a setting of the optimiser.
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Local, NonNegative, Reply, Task, Uploads
+from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
+from protofed.methods.feddyn import drift_penalty, mean_upload, moved, undrifted, zeros
+from protofed.methods.fednova import plain
+from protofed.methods.scaffold import inner_product, mean_gradient
+from protofed.networks import Model
+from protofed.tree import Params, record
+
+
+@record
+class Decoupled(Weights):
+    """What the server knows."""
+
+    drift: Params  # of the parameters, the mean over all clients
+    gradient: Params  # of the parameters, the mean over all clients
+    sizes: dict[ClientId, Tensor]  # (), each client's number of examples, 1 on average
+
+
+@record
+class Guided(Weights):
+    """What a client receives."""
+
+    gradient: Params
+    size: Tensor  # (), its own
+
+
+@record
+class Decoupling:
+    """What a client keeps."""
+
+    drift: Params
+    gradient: Params
+
+
+@record
+class GradientUpload(WeightUpload):
+    change: Params  # of the client's gradient, times its size
+
+
+@dataclass(frozen=True)
+class FedDC(GlobalModel[Decoupling]):
+    tags = ("global",)
+    penalty_weight: NonNegative = 0.01
+    """α: how strongly a client is held to the received weights, less its drift."""
+    gradient_correction: bool = True
+    """Whether gradients are corrected; without, the penalty is all, and that of FedDyn."""
+    weighting: Weighting = "uniform"
+    """Whether clients count the same in means and by examples in their objectives, or by examples in means."""
+
+    def init_server(self, central: Central) -> Decoupled:
+        plain(central.optimizer, "FedDC")  # refuses here what no client could train with
+        params = super().init_server(central).params
+        zero = zeros(params, central.networks.trainable)
+        return Decoupled(params, zero, zero, relative_sizes(central.task, self.weighting))
+
+    def message_for(self, server: Weights, client: ClientId) -> Guided:
+        known = cast(Decoupled, server)
+        return Guided(known.params, known.gradient, known.sizes[client])
+
+    def upload_like(self, server: Weights, central: Central) -> GradientUpload:
+        return GradientUpload(server.params, torch.tensor(0), cast(Decoupled, server).gradient)
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Decoupled:
+        mean, share = mean_upload(cast(Uploads[GradientUpload], uploads), self.weighting, central)
+        known = cast(Decoupled, server)
+        drift = moved(known.drift, mean.params, known.params, share)
+        gradient = {name: leaf + share * mean.change[name] for name, leaf in known.gradient.items()}
+        params = undrifted(mean.params, drift) if self.penalty_weight else mean.params
+        return Decoupled(params, drift, gradient, known.sizes)
+
+    def init_memory(self, local: Local, message: Weights) -> Decoupling:
+        zero = zeros(message.params, local.networks.trainable)
+        return Decoupling(zero, zero)
+
+    async def train(self, local: Local, message: Weights, memory: Decoupling) -> Reply[WeightUpload, Decoupling]:
+        reply = await super().train(local, message, memory)
+        trained, known = reply.upload.params, cast(Guided, message)
+        change = {name: torch.zeros_like(leaf) for name, leaf in memory.gradient.items()}
+        if self.gradient_correction:
+            slope = mean_gradient(local, message.params, trained, "FedDC")
+            change = {name: slope[name] - leaf / known.size for name, leaf in known.gradient.items()}
+        gradient = {name: leaf + change[name] for name, leaf in memory.gradient.items()}
+        sent = {name: leaf * known.size for name, leaf in change.items()}
+        upload = GradientUpload(trained, reply.upload.num_examples, sent)
+        return Reply(upload, Decoupling(moved(memory.drift, trained, message.params), gradient))
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Decoupling) -> Tensor:
+        """The local objective: cross-entropy, the penalty of the drift, and the correction of the gradient."""
+        known = cast(Guided, message)
+        penalty = drift_penalty(model, message.params, memory.drift) / known.size
+        correction = {name: known.gradient[name] / known.size - leaf for name, leaf in memory.gradient.items()}
+        towards = self.penalty_weight * penalty + inner_product(correction, model.params)
+        return batch.cross_entropy(model.logits(batch.x)) + towards
+
+
+def relative_sizes(task: Task, weighting: Weighting) -> dict[ClientId, Tensor]:
+    """Each client's number of examples over the mean client's; 1 for all where the means are weighted."""
+    mean = sum(len(data) for data in task.clients.values()) / len(task.clients)
+    sizes = {client: len(data) / mean for client, data in task.clients.items()}
+    return {client: torch.tensor(1.0 if weighting == "examples" else size) for client, size in sizes.items()}

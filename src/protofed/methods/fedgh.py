@@ -1,0 +1,101 @@
+"""FedGH: clients of different networks share one header, which the server trains on their class means.
+
+Yi, Wang, Liu, Shi, Yu: FedGH: Heterogeneous Federated Learning with Generalized Global Header, ACM MM 2023.
+
+Sends: class means of features, and which classes it has. Keeps: its whole model. Server: trains the header on the
+clients' class means, and sends it to all.
+
+Departures:
+1. The header is trained by an optimiser of its own; the authors' code steps the optimiser of the last client instead,
+   so that its global header never leaves its first weights.
+2. The header is all that lies behind the features: the classifier, and the part `projection` where there is one.
+3. Class means are over all examples of the class, in evaluation mode; the authors' code averages means of batches.
+4. The server goes through the class means in a drawn order, one at a time as in the paper; larger batches and further
+   passes are settings.
+5. A client predicts with the header that it trained, as in the authors' code; with the one that the server sends now is
+   a setting.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from protofed.data import Batch, Data
+from protofed.method import Central, ClientId, Local, Method, Objective, Positive, Reply, Uploads
+from protofed.methods.families import OwnWeights, Weights
+from protofed.networks import Model, Patterns, matching
+from protofed.optim import Sgd
+from protofed.prototypes import class_means
+from protofed.prototypes.class_means import Prototypes
+from protofed.tree import Params
+
+HEADER: Patterns = ("projection.*", "classifier.*")
+
+
+@dataclass(frozen=True)
+class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
+    tags = ("personal", "prototype", "heterogeneous", "server-side")
+    header_rate: Positive = 0.01
+    """η_ω, the server's learning rate."""
+    header_epochs: Annotated[int, Ge(1)] = 1
+    """Passes of the server over the class means in a round."""
+    header_batch: Annotated[int, Ge(1)] = 1
+    """Class means in a step of the server."""
+    inference: Literal["trained", "global"] = "trained"
+    """Whose header a client predicts with: the one that it trained last, or the one that the server sends now."""
+
+    private = ("*",)
+
+    def init_server(self, central: Central) -> Weights:
+        return Weights(matching(central.initial_params(), HEADER))
+
+    def message_for(self, server: Weights, client: ClientId) -> Weights:
+        return server
+
+    def upload_like(self, server: Weights, central: Central) -> Prototypes:
+        return class_means.no_prototypes(central.task.num_classes, central.feature_dim)
+
+    def aggregate(self, server: Weights, uploads: Uploads[Prototypes], central: Central) -> Weights:
+        """The header, trained on the class means of the round."""
+        params = central.fit(
+            Objective(header_loss, trains=HEADER),
+            params={**central.initial_params(), **server.params},
+            data=pairs(dict(uploads)),
+            epochs=self.header_epochs,
+            batch_size=self.header_batch,
+            optimizer=Sgd(lr=self.header_rate),
+        )
+        return Weights(matching(params, HEADER))
+
+    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+        return OwnWeights({**local.initial_params(), **message.params})
+
+    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
+        return memory.params if self.inference == "trained" else {**memory.params, **message.params}
+
+    def trained_weights(self, upload: Prototypes, memory: OwnWeights) -> Params:
+        return memory.params
+
+    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[Prototypes, OwnWeights]:
+        start = {**memory.params, **message.params}
+        params = await local.fit(Objective(self.loss), params=start)
+        means = class_means.ownership(await class_means.of_client(local, params, "recomputed"))
+        return Reply(means, OwnWeights(params))
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))
+
+
+def header_loss(model: Model, batch: Batch) -> Tensor:
+    """Cross-entropy of what lies behind the features."""
+    return batch.cross_entropy(model.scores(batch.x))
+
+
+def pairs(means: dict[ClientId, Prototypes]) -> Data:
+    """Class means and their classes, client by client in canonical order."""
+    own = [means[client] for client in sorted(means)]
+    label = [p.is_known.nonzero().flatten() for p in own]
+    return Data.of(torch.cat([p.mean[y] for p, y in zip(own, label, strict=True)]), torch.cat(label))

@@ -1,0 +1,122 @@
+"""FedNH: the classifier is a set of prototypes on the sphere that clients cannot train; the server turns them slowly.
+
+Dai, Chen, Li, Heinecke, Sun, Xu: Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023.
+
+Sends: weights, with the prototypes as those of the classifier; own class prototypes, and how many examples are behind
+each. Keeps: nothing. Server: unweighted mean of the weights; each class's prototype is turned towards the mean of the
+clients' own ones, weighted by examples, and stays of length 1.
+
+Departures:
+1. Prototypes start as orthonormal rows, as in the authors' code, and scaled to length 1 where there are more classes
+   than dimensions; the paper solves for directions that are far apart.
+2. The sphere is that of what a classifier reads: the output of the projection if the network has one. The task's own
+   classifier is left out, and the prototypes are in its place.
+3. A class that no reply of a round holds keeps its prototype exactly, and so does one whose mean has no direction.
+4. A client also sends back the prototypes that it received, as part of its weights, so that these are complete for
+   methods that go around this one.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Interval
+from torch import Tensor, nn
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Local, Positive, Reply, Task, Uploads
+from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload, weighted
+from protofed.networks import Model, Parts
+from protofed.prototypes import class_means
+from protofed.prototypes.class_means import ClassSums, Prototypes
+from protofed.prototypes.contrast import EPS
+from protofed.tree import Mean, Nothing, record
+
+PROTOTYPES = "classifier.prototypes"
+
+
+@record
+class DirectedUpload(WeightUpload):
+    prototypes: Prototypes  # rows of length 1, (C, P) with P the size of what the classifier reads
+
+
+class SphereClassifier(nn.Module):
+    """Scores are scaled cosines to the prototypes, which no gradient changes: they are a buffer."""
+
+    prototypes: Tensor
+
+    def __init__(self, num_classes: int, dim: int, scale: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(scale))
+        rows = nn.init.orthogonal_(torch.empty(num_classes, dim))
+        self.register_buffer("prototypes", F.normalize(rows, dim=-1))  # (C, P)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.scale * F.normalize(z, dim=-1, eps=EPS) @ self.prototypes.T
+
+
+@dataclass(frozen=True)
+class FedNH(GlobalModel[Nothing]):
+    tags = ("global", "prototype", "server-side")
+    smoothing: Annotated[float, Interval(ge=0, le=1)] = 0.9
+    """ρ, how much of a prototype stays when the server turns it."""
+    initial_scale: Positive = 1.0
+    """s, what cosines are multiplied by, before training; it is learnt. The authors' code has 20 for ResNets."""
+    weighting: Weighting = "uniform"
+    """Whether clients count equally in the mean of the weights or by their numbers of examples."""
+
+    def networks(self, task: Task, client: ClientId) -> Parts:
+        parts = task.model(client)
+        return {
+            **parts,
+            "classifier": SphereClassifier(task.num_classes, embedding_dim(task, parts), self.initial_scale),
+        }
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))
+
+    async def train(self, local: Local, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
+        reply = await super().train(local, message, memory)
+        params = reply.upload.params
+        sums = await local.total(direction_sums, params, (torch.zeros(local.num_classes),))
+        own = Prototypes(F.normalize(sums.total, dim=-1, eps=EPS), sums.count)
+        return Reply(DirectedUpload(params, local.num_examples, own), memory)
+
+    def upload_like(self, server: Weights, central: Central) -> WeightUpload:
+        own = class_means.no_prototypes(*server.params[PROTOTYPES].shape)
+        return DirectedUpload(server.params, torch.tensor(0), own)
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        mean, own = Mean(), []
+        for _, upload in weighted(uploads, self.weighting):
+            mean.add(upload.params, upload.num_examples.item())
+            own.append(cast(DirectedUpload, upload).prototypes)
+        prototypes = server.params[PROTOTYPES]
+        seen = class_means.mean_over_counts(own, class_means.no_prototypes(*prototypes.shape))
+        return Weights({**mean.value(), PROTOTYPES: turned(prototypes, seen, self.smoothing)})
+
+
+def direction_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
+    """Σ of the directions of what the classifier reads, of each class."""
+    z = F.normalize(model.embedding(model.features(batch.x)), dim=-1, eps=EPS)
+    return class_means.class_sums(z, batch.y, batch.weight, len(per_class))
+
+
+def turned(prototypes: Tensor, seen: Prototypes, smoothing: float) -> Tensor:
+    """The prototypes (C, P), each moved towards the direction of what was seen of its class, and of length 1 again."""
+    aim = F.normalize(seen.mean.double(), dim=-1, eps=EPS)
+    moved = smoothing * prototypes.double() + (1 - smoothing) * aim
+    has_direction = aim.any(-1) & (moved.norm(dim=-1) > 1e-6)  # less is what rounding leaves of opposite directions
+    moves = seen.is_known & has_direction
+    return torch.where(moves[:, None], F.normalize(moved, dim=-1).to(prototypes.dtype), prototypes)
+
+
+def embedding_dim(task: Task, parts: Parts) -> int:
+    """P, the size of what the classifier reads, found by asking."""
+    with torch.no_grad():
+        z = parts["features"].eval()(task.example)
+        if "projection" in parts:
+            z = parts["projection"].eval()(z)
+    dim: int = z.shape[-1]
+    return dim

@@ -1,0 +1,94 @@
+"""FedOPT: FedAvg whose server takes the mean way of the clients as a gradient for an optimiser of its own.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated Optimization, ICLR 2021; with
+`server_optimizer = "momentum"` FedAvgM: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for
+Federated Visual Classification, 2019.
+
+Sends: weights. Keeps: nothing. Server: one step of Adam, Yogi, Adagrad or momentum along the mean way, whose moments it
+keeps.
+
+Departures:
+1. Clients are weighted by their numbers of examples, as in FedAvg; the algorithm of the paper prints the plain mean
+   (a setting).
+2. The second moment starts at τ², the least value that the paper allows.
+3. The default server rate is 0.01; the paper tunes it for each task.
+4. Moments are those of parameters; the statistics of BatchNorm, which the paper does not consider, are averaged.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, cast
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Positive, Uploads
+from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
+from protofed.methods.feddyn import mean_upload, zeros
+from protofed.networks import Model
+from protofed.tree import Nothing, Params, record
+
+Share = Annotated[float, Interval(ge=0, lt=1)]
+
+
+@record
+class Moments(Weights):
+    """The global weights, and what the server's optimiser remembers."""
+
+    first: Params  # of the parameters, m
+    second: Params  # of the parameters, v
+
+
+@dataclass(frozen=True)
+class FedOPT(GlobalModel[Nothing]):
+    tags = ("global", "server-side")
+    server_optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = "adam"
+    """FedAdam, FedYogi and FedAdagrad, or FedAvgM."""
+    server_lr: Positive = 0.01
+    """η, the server's learning rate."""
+    momentum: Share = 0.9
+    """β₁: how much of the first moment is kept from round to round. The paper takes 0 for Adagrad."""
+    second_momentum: Share = 0.99
+    """β₂: how much of the second moment is kept from round to round, with Adam and Yogi."""
+    adaptivity: Positive = 1e-3
+    """τ, added to the root of the second moment: the smaller, the more a step depends on the sign of the way alone."""
+    weighting: Weighting = "examples"
+    """Whether clients count by their numbers of examples, or the same."""
+
+    def init_server(self, central: Central) -> Moments:
+        params = super().init_server(central).params
+        first = zeros(params, central.networks.trainable)
+        return Moments(params, first, {name: leaf + self.adaptivity**2 for name, leaf in first.items()})
+
+    def message_for(self, server: Weights, client: ClientId) -> Weights:
+        return Weights(server.params)
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Moments:
+        mean = mean_upload(uploads, self.weighting, central)[0].params
+        known = cast(Moments, server)
+        params, first, second = dict(mean), {}, {}
+        for name, old in known.first.items():
+            weight = server.params[name].double()
+            way = mean[name].double() - weight
+            m, v = self.moments(old.double(), known.second[name].double(), way)
+            step = m if self.server_optimizer == "momentum" else m / (v.sqrt() + self.adaptivity)
+            params[name] = (weight + self.server_lr * step).to(old.dtype)
+            first[name], second[name] = m.to(old.dtype), v.to(old.dtype)
+        return Moments(params, first, second)
+
+    def moments(self, m: Tensor, v: Tensor, way: Tensor) -> tuple[Tensor, Tensor]:
+        """Both moments after a round whose mean way was this."""
+        if self.server_optimizer == "momentum":
+            return self.momentum * m + way, v
+        square, kept = way.square(), self.second_momentum
+        if self.server_optimizer == "adagrad":
+            v = v + square
+        elif self.server_optimizer == "adam":
+            v = kept * v + (1 - kept) * square
+        else:
+            v = v - (1 - kept) * square * torch.sign(v - square)  # never below 0: what is taken away is less than v
+        return self.momentum * m + (1 - self.momentum) * way, v
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))

@@ -1,0 +1,84 @@
+"""FedProc: clients first learn to tell the global class prototypes apart, and go over to cross-entropy round by round.
+
+Mu, Shen, Cheng, Geng, Fu, Zhang, Zhang: FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, Future
+Generation Computer Systems 143, 2023.
+
+Sends: weights, class prototypes, and how many examples are behind each. Keeps: nothing. Server: mean of the weights by
+the number of examples; mean of each class's prototypes by the number of its examples.
+
+Departures:
+1. An example whose class has no prototype is learnt by cross-entropy alone. So the whole first round is, as in the
+   authors' code, and centres of the untrained model are not needed.
+2. Prototypes are the means of features as the network gives them, and lengths are taken out where both are compared.
+   The authors' network scales its features to length 1, and its classifier reads them so.
+3. The contrast is taken on features, before a projection if the network has one; the authors' code takes the output of
+   the projection.
+4. A client's prototypes are the running means of its last epoch by default; in evaluation mode after training is a
+   setting. The authors' code computes them in training mode.
+5. A class that no reply of a round holds keeps its prototype, as in the authors' code.
+6. The contrast has no temperature, as in all public code: similarities lie between −1 and 1, and it never falls below
+   log(1 + (C − 1) e⁻²).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Local, Objective, Reply
+from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
+from protofed.networks import Model, without
+from protofed.prototypes import class_means, contrast
+from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.tree import Nothing
+
+
+@dataclass(frozen=True)
+class FedProc(PrototypeSharing[Prototypes]):
+    tags = ("global", "prototype")
+    prototype_weighting: Literal["examples", "uniform"] = "examples"
+    """Whether a client's prototype counts in the global one by its number of examples, or as much as any other's."""
+    schedule: Literal["open", "closed"] = "open"
+    """α, the share of the contrast in round t of T, counted from 0: 1 − t/T (open), or 1 − t/(T−1) (closed), by which
+    the last round is cross-entropy alone."""
+    prototype_mode: PrototypeMode = "running"
+    """Whether a client's prototypes are the running means of its last epoch or recomputed after training."""
+
+    def no_prototypes(self, num_classes: int, dim: int) -> Prototypes:
+        return class_means.no_prototypes(num_classes, dim)
+
+    def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
+        return class_means.mean_over_counts(prototypes, previous)
+
+    def share(self, round: int, num_rounds: int) -> float:
+        """α, the share of the contrast in the objective of a round."""
+        last = num_rounds if self.schedule == "open" else max(1, num_rounds - 1)
+        return 1 - round / last
+
+    async def train(
+        self, local: Local, message: WeightsAndPrototypes[Prototypes], memory: Nothing
+    ) -> Reply[PrototypeUpload, Nothing]:
+        start = class_means.cleared(message.params, local.networks)
+        share = torch.tensor(self.share(local.round, local.num_rounds))
+        params = await local.fit(Objective(self.shared_loss), params=start, context=(message.prototypes, share))
+        prototypes = await class_means.of_client(local, params, self.prototype_mode)
+        if self.prototype_weighting == "uniform":
+            prototypes = class_means.ownership(prototypes)
+        return Reply(PrototypeUpload(without(params, class_means.RECORDED), prototypes, local.num_examples), memory)
+
+    def shared_loss(self, model: Model, batch: Batch, known: Prototypes, share: Tensor) -> Tensor:
+        """The local objective: α times the contrast and 1 − α times cross-entropy."""
+        z = model.features(batch.x)  # (B, D)
+        class_means.record_last_epoch(model, z, batch)
+        own_share = share * known.is_known[batch.y]  # (B,)
+        cross_entropy = F.cross_entropy(model.scores(z), batch.y, reduction="none")
+        return batch.mean((1 - own_share) * cross_entropy + own_share * self.prototype_loss(z, batch, known))
+
+    def prototype_loss(self, z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+        """The global prototypical contrast: −log softmax of the cosines to the prototypes, (B,)."""
+        classes = torch.arange(len(known.count), device=z.device)
+        label = torch.where(known.is_known, classes, -1)
+        return contrast.cluster_contrast(z, batch.y, known.mean, label, temperature=1.0)

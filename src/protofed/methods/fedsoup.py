@@ -1,0 +1,85 @@
+"""FedSoup: in the last rounds a client averages its weights with those global models that do well on its own data.
+
+Chen, Jiang, Dou, Zhang, Wu, Chen, Li: FedSoup: Improving Generalization and Personalization in Federated Learning via
+Selective Model Interpolation, MICCAI 2023.
+
+Sends: weights. Keeps: its last weights, and the mean of the global models that it has selected. Server: mean weighted
+by the number of examples.
+
+Departures:
+1. A client selects on a tenth of its examples, on which it does not train, or on all if it has fewer than 100; the
+   authors' code selects on the client's test data.
+2. The statistics of BatchNorm are averaged with the weights; the authors' code keeps those of the trained model.
+3. The further passes of training and selection after the last round in the authors' code are left out.
+4. Clients train as configured; the authors take one epoch of Adam.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from protofed import tree
+from protofed.data import Batch, Data
+from protofed.method import Local, Objective, Reply
+from protofed.methods.families import GlobalModel, Weights, WeightUpload
+from protofed.methods.ga import held_out
+from protofed.networks import Model
+from protofed.tree import Mean, Params, record
+
+
+@record
+class Soup:
+    params: Params  # the client's own weights, souped in the last rounds
+    pool: Params  # the mean of the global models that the client selected
+    count: Tensor  # (), how many these are
+
+
+@dataclass(frozen=True)
+class FedSoup(GlobalModel[Soup]):
+    tags = ("global", "personal")
+    start: Annotated[float, Interval(ge=0, le=1)] = 0.75
+    """α, the share of the rounds after which clients average."""
+
+    def init_memory(self, local: Local, message: Weights) -> Soup:
+        return Soup(message.params, tree.map(torch.zeros_like, message.params), torch.tensor(0))
+
+    def local_weights(self, message: Weights, memory: Soup) -> Params:
+        return memory.params
+
+    async def train(self, local: Local, message: Weights, memory: Soup) -> Reply[WeightUpload, Soup]:
+        own, validation = held_out(local)
+        local = replace(local, data=own)
+        params = await local.fit(Objective(self.loss), params=message.params, context=(message, memory))
+        soup = Soup(params, memory.pool, memory.count)
+        if local.round + 1 > self.start * local.num_rounds:
+            soup = await selected(local, soup, message.params, validation)
+        return Reply(WeightUpload(soup.params, local.num_examples), soup)
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Soup) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))
+
+
+async def selected(local: Local, trained: Soup, received: Params, validation: Data) -> Soup:
+    """The trained weights averaged with the pool; the received ones join the pool if that makes more examples right."""
+    count = int(trained.count)
+    without = mean_of((trained.params, 1), (trained.pool, count))
+    within = mean_of((trained.params, 1), (received, 1), (trained.pool, count))
+    if await local.total(num_right, within, data=validation) > await local.total(num_right, without, data=validation):
+        return Soup(within, mean_of((received, 1), (trained.pool, count)), trained.count + 1)
+    return Soup(without, trained.pool, trained.count)
+
+
+def num_right(model: Model, batch: Batch) -> Tensor:
+    return ((model.logits(batch.x).argmax(-1) == batch.y) * batch.weight).sum()
+
+
+def mean_of(*models: tuple[Params, int]) -> Params:
+    """The mean of models that count so often."""
+    mean = Mean()
+    for params, count in models:
+        mean.add(params, count)
+    value: Params = mean.value()
+    return value

@@ -1,0 +1,161 @@
+"""GA: the server's weights of clients follow who loses by the averaging, around any method with a global model.
+
+Zhang, Xu, Yao, Zhang, Tian, Wang: Federated Domain Generalization with Generalization Adjustment, CVPR 2023.
+
+Sends: what the base method sends, and the loss of the weights that it trained on its validation data; in a second
+exchange of the round the loss of the new global model. Keeps: what the base method keeps. Server: what the base method
+does, with a weight for each client in place of the number of examples; then clients that lost more than the mean by the
+averaging gain weight, the others lose it.
+
+Departures:
+1. The weights start equal, as in the paper; from the numbers of examples is a setting.
+2. The gap is one of losses, less the mean gap of the round, as in the paper; the authors' code takes accuracies, and
+   does not subtract the mean (settings).
+3. The step shrinks linearly from the first round to the last; in the authors' code the first factor is above 1. It is
+   divided by the number of clients, where the authors' code has its three.
+4. Where all gaps are 0 the weights stay, since there is nothing to divide by.
+5. Clients that do not take part in a round keep their weights but for the normalisation, which is over all clients.
+6. Validation data are a tenth of a client's examples, drawn once, on which it does not train; a client of fewer than
+   100 trains and is judged on all.
+7. The base is handed the weights times the number of all examples, so that they are of the size that it expects, and
+   never quite 0, so that there is a mean when only clients of weight 0 take part.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Interval
+from torch import Tensor
+
+from protofed.data import Batch, Data
+from protofed.errors import BadInput
+from protofed.method import Central, ClientId, Clients, Local, Reply, Uploads
+from protofed.methods.families import Enclosing, GlobalModel, Weights, WeightUpload
+from protofed.methods.fedavg import FedAvg
+from protofed.networks import Model
+from protofed.seeds import generator
+from protofed.tree import Params, Tree, record
+
+SMALLEST_SPLIT = 100
+"""A client of fewer examples has no validation data of its own."""
+NEVER_ZERO = 1e-12
+"""The least weight that the base is handed: lost in rounding beside any other."""
+ROUNDING = 1e-9
+"""Gaps that differ by no more are equal: losses are sums in float32."""
+
+
+@record
+class Adjusted:
+    base: Weights  # the server's record of the base method
+    share: dict[ClientId, Tensor]  # (), float64, the weight of each client: not negative, and 1 together
+
+
+@record
+class Judged:
+    base: WeightUpload  # the upload of the base method
+    loss: Tensor  # (), of the weights that it holds on the validation data
+
+
+@record
+class Loss:
+    loss: Tensor  # (), of the global weights on the validation data
+
+
+@dataclass(frozen=True)
+class GA(Enclosing):
+    tags = ("global", "server-side", "wrapper")
+    base: GlobalModel[Any] = field(default_factory=FedAvg)
+    """The method whose mean is weighted; numbers of examples must count in it."""
+    step: Annotated[float, Interval(ge=0, lt=1)] = 0.2
+    """d, how far weights move in the first round, in parts of 1/N."""
+    start: Literal["uniform", "examples"] = "uniform"
+    """Whether clients start with equal weights, or with weights by their numbers of examples."""
+    measure: Literal["loss", "error"] = "loss"
+    """What is compared before and after the averaging: the mean loss, or the share of examples that are wrong."""
+    centred: bool = True
+    """Whether the mean gap of the round is subtracted from each gap."""
+
+    # ---- the server's half
+
+    def init_server(self, central: Central) -> Adjusted:
+        if getattr(self.base, "weighting", "examples") != "examples":
+            raise BadInput('GA: its weights would not count in a plain mean: set weighting = "examples" for the base')
+        sizes = {client: len(data) if self.start == "examples" else 1 for client, data in central.task.clients.items()}
+        total = sum(sizes.values())
+        shares = {c: torch.tensor(sizes[c] / total, dtype=torch.float64) for c in sorted(sizes)}
+        return Adjusted(self.base.init_server(central), shares)
+
+    def round(self, server: Any, clients: Clients) -> Any:
+        central, before = clients.central, dict[ClientId, float]()
+
+        def noted(uploads: Uploads[Judged]) -> Iterator[tuple[ClientId, Judged]]:
+            for client, upload in uploads:
+                before[client] = upload.loss.item()
+                yield client, upload
+
+        uploads = clients.run(self.train, partial(self.message_for, server), self.upload_like(server, central))
+        server = self.aggregate(server, noted(uploads), central)
+        judgements = clients.run(self.judge, partial(self.message_for, server), Loss(torch.tensor(0.0)))
+        after = {client: upload.loss.item() for client, upload in judgements}
+        gaps = {client: after[client] - before[client] for client in sorted(before.keys() & after.keys())}
+        size = self.step / len(server.share) * (1 - central.round / central.num_rounds)
+        return replace(server, share=adjusted(server.share, gaps, size, self.centred))
+
+    def upload_like(self, server: Any, central: Central) -> Judged:
+        return Judged(super().upload_like(server, central), torch.tensor(0.0))
+
+    def aggregate(self, server: Any, uploads: Uploads[Judged], central: Central) -> Any:
+        total = sum(len(data) for data in central.task.clients.values())
+        weights = {client: total * share.clamp(min=NEVER_ZERO) for client, share in server.share.items()}
+        weighted = ((client, replace(upload.base, num_examples=weights[client])) for client, upload in uploads)
+        return super().aggregate(server, weighted, central)
+
+    # ---- the client's half
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Judged, Any]:
+        own, validation = held_out(local)
+        reply = await self.base.train(replace(local, data=own), message, memory)
+        params = self.base.trained_weights(reply.upload, reply.memory)
+        loss = await local.total(self.badness, params, (message, reply.memory), data=validation)
+        return Reply(Judged(reply.upload, loss / len(validation)), reply.memory)
+
+    async def judge(self, local: Local, message: Any, memory: Any) -> Reply[Loss, Any]:
+        _, validation = held_out(local)
+        loss = await local.total(self.badness, message.params, (message, memory), data=validation)
+        return Reply(Loss(loss / len(validation)), memory)
+
+    def trained_weights(self, upload: Judged, memory: Any) -> Params:
+        return self.base.trained_weights(upload.base, memory)
+
+    def badness(self, model: Model, batch: Batch, message: Any, memory: Tree) -> Tensor:
+        """The sum of the losses, or of the errors, of a batch."""
+        scores = self.base.predict(model, batch.x, message, memory)
+        each = F.cross_entropy(scores, batch.y, reduction="none")
+        return ((each if self.measure == "loss" else (scores.argmax(-1) != batch.y).float()) * batch.weight).sum()
+
+
+def adjusted(
+    share: Mapping[ClientId, Tensor], gaps: Mapping[ClientId, float], size: float, centred: bool
+) -> dict[ClientId, Tensor]:
+    """The weights after a step along the gaps, the largest of which counts `size`; clipped, and 1 together."""
+    mean = sum(gaps.values()) / max(len(gaps), 1) if centred else 0.0
+    largest = max((abs(gap - mean) for gap in gaps.values()), default=0.0)
+    if largest <= ROUNDING or not size:
+        return dict(share)
+    moved = {c: own + size * (gaps[c] - mean) / largest if c in gaps else own for c, own in share.items()}
+    clipped = {client: own.clamp(0, 1) for client, own in moved.items()}
+    total = torch.stack(list(clipped.values())).sum()
+    return {client: own / total for client, own in clipped.items()}
+
+
+def held_out(local: Local) -> tuple[Data, Data]:
+    """What the client trains on, and a tenth of its examples, the same in every round, that it is judged on."""
+    n = len(local.data)
+    if n < SMALLEST_SPLIT:
+        return local.data, local.data
+    order = torch.randperm(n, generator=generator(local.seed, "validation", local.client))
+    return local.data.rows(order[n // 10 :].sort().values), local.data.rows(order[: n // 10].sort().values)

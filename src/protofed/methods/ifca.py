@@ -1,0 +1,116 @@
+"""IFCA: several global models; in each round a client trains the one that fits its data best.
+
+Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, NeurIPS 2020.
+
+Sends: weights, and which model they were trained from. Keeps: which model that was. Server: mean of each model over
+the clients that chose it, all counting equally.
+
+Departures:
+1. Clients send trained weights (the paper's model averaging), not gradients.
+2. Clients count equally in the mean of their model, as in the paper; by their numbers of examples is a setting.
+3. A model that no client chose stays as it was.
+4. The first model starts from the common initial weights, the others from seeds derived from the run's; the paper asks
+   for different random starts, and in some experiments for several restarts.
+5. Between rounds a client has the newest version of the model that it chose last; one that has not chosen yet has the
+   first. After the last round every client chooses once more.
+6. All weights are clustered; the paper also shares the lower layers among all clusters, on FEMNIST.
+7. Losses are compared on all of a client's training examples, in evaluation mode and unvaried.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from protofed.data import Batch
+from protofed.method import Central, ClientId, Clients, Local, Method, Objective, Reply, Uploads
+from protofed.methods.families import Weighting, Weights
+from protofed.networks import Model
+from protofed.seeds import derive_seed
+from protofed.tree import Mean, Nothing, Params, record
+
+
+@record
+class Choice:
+    cluster: Tensor  # (), the model that the client trained last
+
+
+@record
+class ClusterUpload:
+    params: Params
+    count: Tensor  # (K,), the client's number of examples at the model that it chose, 0 at the others
+
+
+@dataclass(frozen=True)
+class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
+    tags = ("personal",)
+    num_clusters: Annotated[int, Ge(1)] = 4
+    """k, the number of models. The paper takes 4 for MNIST in four rotations, 2 for CIFAR-10 in two."""
+    weighting: Weighting = "uniform"
+    """Whether the clients of a model count equally in its mean or by their numbers of examples."""
+
+    def init_server(self, central: Central) -> Weights:
+        seeds = [derive_seed(central.seed, "weights", k) for k in range(1, self.num_clusters)]
+        models = [central.initial_params(), *(central.networks.init(seed) for seed in seeds)]
+        return Weights(stacked(models))
+
+    def message_for(self, server: Weights, client: ClientId) -> Weights:
+        return server
+
+    def upload_like(self, server: Weights, central: Central) -> ClusterUpload:
+        return ClusterUpload(model_at(server.params, 0), torch.zeros(self.num_clusters, dtype=torch.int64))
+
+    def aggregate(self, server: Weights, uploads: Uploads[ClusterUpload], central: Central) -> Weights:
+        """The mean of every model over the clients that trained it."""
+        means: dict[int, Mean] = {}
+        for _, upload in uploads:
+            for k, count in enumerate(upload.count.tolist()):
+                if count:
+                    means.setdefault(k, Mean()).add(upload.params, count if self.weighting == "examples" else 1)
+        clusters = range(self.num_clusters)
+        return Weights(stacked([means[k].value() if k in means else model_at(server.params, k) for k in clusters]))
+
+    def finish(self, server: Weights, clients: Clients) -> Weights:
+        for _ in clients.run(self.choose, lambda client: self.message_for(server, client), Nothing()):
+            pass
+        return server
+
+    def init_memory(self, local: Local, message: Weights) -> Choice:
+        return Choice(torch.tensor(0))
+
+    def local_weights(self, message: Weights, memory: Choice) -> Params:
+        return model_at(message.params, int(memory.cluster))
+
+    def trained_weights(self, upload: ClusterUpload, memory: Choice) -> Params:
+        return upload.params
+
+    async def choose(self, local: Local, message: Weights, memory: Choice) -> Reply[Nothing, Choice]:
+        """The model of the lowest loss on the client's data."""
+        models = [model_at(message.params, k) for k in range(self.num_clusters)]
+        losses = torch.stack([await local.total(total_loss, params) for params in models])  # (K,)
+        return Reply(Nothing(), Choice(losses.nan_to_num(nan=torch.inf).argmin()))
+
+    async def train(self, local: Local, message: Weights, memory: Choice) -> Reply[ClusterUpload, Choice]:
+        chosen = (await self.choose(local, message, memory)).memory
+        params = await local.fit(Objective(self.loss), params=self.local_weights(message, chosen))
+        is_chosen = torch.arange(self.num_clusters) == chosen.cluster  # (K,)
+        return Reply(ClusterUpload(params, is_chosen * local.num_examples), chosen)
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        return batch.cross_entropy(model.logits(batch.x))
+
+
+def stacked(models: list[Params]) -> Params:
+    """Several models as one, entries (K, ...)."""
+    return {name: torch.stack([params[name] for params in models]) for name in models[0]}
+
+
+def model_at(models: Params, k: int) -> Params:
+    return {name: leaf[k] for name, leaf in models.items()}
+
+
+def total_loss(model: Model, batch: Batch) -> Tensor:
+    """Cross-entropy, summed over the examples."""
+    return batch.cross_entropy(model.logits(batch.x)) * batch.weight.sum()

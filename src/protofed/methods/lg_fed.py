@@ -1,0 +1,36 @@
+"""LG-Fed: clients keep the features of the network and share the classifier, which speaks to all of them.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally, Act Globally: Federated Learning with
+Local and Global Representations, NeurIPS 2019 Workshop on Federated Learning.
+
+Sends: the weights of the classifier. Keeps: all other weights, so that networks may differ below the classifier.
+Server: mean of the classifiers, every client counting equally.
+
+Departures:
+1. The classifier is what is shared; the authors' code shares the two top layers on CIFAR. The projection of a network
+   that has one stays at the client.
+2. Training starts from common initial weights; the authors' code starts from a model that FedAvg has trained.
+3. Clients count equally, as in the authors' code; by their numbers of examples is a setting.
+4. A client is tested with its own features and the server's classifier; the authors' code takes for each client the
+   model that was best on its test set.
+"""
+
+from dataclasses import dataclass
+
+from protofed.method import Central, Uploads
+from protofed.methods.families import PartSharing, Weighting, Weights, WeightUpload, weighted
+from protofed.networks import Patterns
+
+BODY: Patterns = ("features.*", "projection.*")
+
+
+@dataclass(frozen=True)
+class LGFed(PartSharing):
+    tags = ("personal", "heterogeneous")
+    weighting: Weighting = "uniform"
+    """Whether clients count equally in the mean or by their numbers of examples."""
+
+    private = BODY
+
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+        return super().aggregate(server, weighted(uploads, self.weighting), central)

@@ -1,0 +1,136 @@
+"""IFCA: clients choose the model of the lowest loss, and each model is the mean over those who chose it."""
+
+from collections.abc import Callable
+from math import log
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from methods.conformance import (
+    CHECKS,
+    SIZES,
+    TASK,
+    after,
+    assert_close,
+    assert_same,
+    batch_of,
+    federation,
+    fingerprint,
+    identity_model,
+    loaded,
+    mean_cross_entropy,
+    reply_of,
+    trained_by_hand,
+    usual,
+)
+from protofed.method import Method
+from protofed.methods.families import Weights
+from protofed.methods.ifca import IFCA, Choice, ClusterUpload, model_at, stacked, total_loss
+from protofed.runtimes.sequential import Sequential
+from protofed.tree import Params
+
+METHOD = IFCA()
+BY_EXAMPLES = IFCA(num_clusters=2, weighting="examples")
+
+
+@pytest.mark.parametrize("method", [METHOD, BY_EXAMPLES], ids=repr)
+@pytest.mark.parametrize("check", CHECKS)
+def test_conformance(check: Callable[[Method], None], method: IFCA) -> None:
+    check(method)
+
+
+def loss_by_hand(params: Params, client: str) -> float:
+    """Mean cross-entropy on the client's unvaried examples, in evaluation mode."""
+    parts, data = loaded(params, training=False), TASK.clients[client]
+    with torch.no_grad():
+        scores = parts["classifier"](parts["features"](TASK.transform.clean(data.x[data.index])))
+    return F.cross_entropy(scores, data.labels).item()
+
+
+def test_a_client_chooses_the_model_of_the_lowest_loss_and_trains_it() -> None:
+    state, of = usual(METHOD, 1), federation(METHOD)
+    chosen = {}
+    for client in TASK.clients:
+        models = [model_at(state.server.params, k) for k in range(4)]
+        losses = [loss_by_hand(params, client) for params in models]
+        chosen[client] = losses.index(min(losses))
+        reply = reply_of(of, state, client)
+        assert reply.memory.cluster.item() == chosen[client]
+        assert reply.upload.count.tolist() == [SIZES[client] if k == chosen[client] else 0 for k in range(4)]
+        expected, _ = trained_by_hand(models[chosen[client]], client, mean_cross_entropy, round=1, fit=4)
+        assert_close(reply.upload.params, expected, f"what {client} trained", within=1e-5)
+    assert len(set(chosen.values())) > 1  # or the choice would not be tested
+
+
+def uploads() -> list[tuple[str, ClusterUpload]]:
+    """Two clients at model 0, one at model 2, none at model 1."""
+    sent = {"ann": (1.0, [3, 0, 0]), "bob": (5.0, [1, 0, 0]), "cyd": (8.0, [0, 0, 7])}
+    return [(c, ClusterUpload({"w": torch.tensor([w])}, torch.tensor(count))) for c, (w, count) in sent.items()]
+
+
+@pytest.mark.parametrize(
+    ("weighting", "first"),
+    [("uniform", 3.0), ("examples", 2.0)],  # (1 + 5) / 2, and (3 · 1 + 1 · 5) / 4
+)
+def test_each_model_is_the_mean_over_its_clients_and_stays_without_any(weighting: str, first: float) -> None:
+    server = Weights({"w": torch.tensor([[10.0], [20.0], [30.0]])})
+    method = IFCA(num_clusters=3, weighting=weighting)
+    found = method.aggregate(server, uploads(), federation(METHOD).central(0, "round"))
+    assert found.params["w"].tolist() == [[first], [20.0], [8.0]]
+
+
+def test_models_start_apart_and_the_first_from_the_common_weights() -> None:
+    central = federation(METHOD).central(0, "round")
+    server = METHOD.init_server(central)
+    assert_same(model_at(server.params, 0), central.initial_params(), "the first model")
+    starts = {fingerprint(server.params["features.0.weight"][k].clone())[""] for k in range(4)}
+    assert len(starts) == 4
+    again = METHOD.init_server(federation(METHOD).central(0, "setup"))
+    assert_same(server, again, "the models of one seed")
+
+
+def test_a_client_has_the_newest_version_of_its_model() -> None:
+    state = usual(METHOD, 2)
+    message, memory = METHOD.message_for(state.server, "ann"), state.memories["ann"]
+    own = METHOD.local_weights(message, memory)
+    assert_same(own, model_at(state.server.params, memory.cluster.item()), "ann's model")
+    newcomer = METHOD.init_memory(federation(METHOD).local("ann", 2), message)
+    assert_same(METHOD.local_weights(message, newcomer), model_at(state.server.params, 0), "a newcomer's model")
+    assert METHOD.public(state.server) is None
+
+
+def test_right_after_training_a_client_has_what_it_trained() -> None:
+    reply = reply_of(federation(METHOD), usual(METHOD, 1), "ann")
+    assert METHOD.trained_weights(reply.upload, reply.memory) is reply.upload.params
+
+
+def test_after_the_last_round_every_client_chooses_among_the_final_models() -> None:
+    of = federation(METHOD, fraction=0.2)
+    last = after(3, of)
+    state = of.finish(last)
+    assert state.memories.keys() == TASK.clients.keys()
+    assert_same(state.server, last.server, "the models")
+    for client in TASK.clients:
+        losses = [loss_by_hand(model_at(state.server.params, k), client) for k in range(4)]
+        assert state.memories[client].cluster.item() == losses.index(min(losses))
+
+
+def test_a_model_whose_loss_is_not_a_number_is_not_chosen() -> None:
+    of, server = federation(BY_EXAMPLES), usual(BY_EXAMPLES, 1).server
+    broken = {name: torch.full_like(leaf[0], torch.nan) for name, leaf in server.params.items()}
+    models = stacked([broken, model_at(server.params, 1)])
+    step = BY_EXAMPLES.choose(of.local("ann", 1), Weights(models), Choice(torch.tensor(0)))
+    assert Sequential()._drive(step).memory.cluster.item() == 1
+
+
+def test_losses_are_sums_so_that_batches_count_by_their_examples() -> None:
+    batch = batch_of([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [0, 1, 1], [1, 1, 0])
+    # All scores are 0: log 2 for each of the two rows that count.
+    assert total_loss(identity_model([[0.0, 0.0], [0.0, 0.0]]), batch).item() == pytest.approx(2 * log(2), abs=1e-6)
+
+
+def test_models_are_stacked_and_taken_apart() -> None:
+    models = [{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])}]
+    assert stacked(models)["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert model_at(stacked(models), 1)["w"].tolist() == [3.0, 4.0]

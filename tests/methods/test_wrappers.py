@@ -1,0 +1,108 @@
+"""Every wrapper goes around every method with a global model."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import protofed.methods
+from methods.conformance import (
+    assert_finite,
+    assert_same,
+    check_records_survive_the_wire,
+    check_resuming_changes_nothing,
+    check_same_seed_same_result,
+    federation,
+    usual,
+    whole,
+)
+from protofed.errors import BadInput
+from protofed.method import Method
+from protofed.methods import METHODS
+from protofed.methods.families import GlobalModel, Wrapper
+from protofed.methods.fedasam import FedASAM
+from protofed.methods.feddyn import FedDyn
+from protofed.methods.ga import GA
+from protofed.methods.moon import Moon
+
+
+def all_classes() -> list[type[Method]]:
+    """The classes that the modules of the package define."""
+    names = [module.name for module in pkgutil.iter_modules(protofed.methods.__path__)]
+    modules = [importlib.import_module(f"protofed.methods.{name}") for name in names]
+    found = [own for module in modules for own in vars(module).values() if inspect.isclass(own)]
+    return [own for own in dict.fromkeys(found) if issubclass(own, Method)]
+
+
+WRAPPERS = [own for own in all_classes() if "wrapper" in own.tags]
+BASES = [own for own in METHODS.values() if issubclass(own, GlobalModel)]
+QUICK: dict[str, dict[str, Any]] = {"PFedCSPC": {"calibration_epochs": 4}, "CCVR": {"epochs": 2}}
+"""Settings that make a wrapper quick and take no other path."""
+REPRESENTATIVE = (Moon, FedASAM)
+"""Bases whose clients keep something, and whose server knows more than it sends."""
+
+
+def check_it_runs_to_the_end(method: Method) -> None:
+    of, state = federation(method), usual(method, 3)
+    end = of.finish(state)
+    assert not end.failures, f"clients failed: {end.failures}"
+    assert_finite(whole(end), "after the finish")
+    assert method.public(end.server) is not None, "a wrapper around a global model has one"
+    assert_same(whole(of.finish(state)), whole(end), "two ends of one run")
+
+
+ESSENTIAL = [
+    check_it_runs_to_the_end,
+    check_same_seed_same_result,
+    check_records_survive_the_wire,
+    check_resuming_changes_nothing,
+]
+
+
+def pairs() -> list[Any]:
+    """All of them; those that add little are slow."""
+    return [
+        pytest.param(
+            wrapper,
+            base,
+            id=f"{wrapper.__name__} on {base.__name__}",
+            marks=() if base in REPRESENTATIVE else pytest.mark.slow,
+        )
+        for wrapper in WRAPPERS
+        for base in BASES
+    ]
+
+
+def wrapped(wrapper: type[Method], base: type[Method]) -> Method:
+    """GA acts through numbers of examples, which must count in the base."""
+    own = {"weighting": "examples"} if wrapper is GA and "weighting" in base.__dataclass_fields__ else {}
+    return wrapper(base=base(**own), **QUICK.get(wrapper.__name__, {}))
+
+
+def test_ga_refuses_a_base_in_which_its_weights_would_not_count() -> None:
+    with pytest.raises(BadInput, match='set weighting = "examples" for the base'):
+        federation(GA(base=FedDyn(weighting="uniform"))).start()
+
+
+@pytest.mark.parametrize(("wrapper", "base"), pairs())
+@pytest.mark.parametrize("check", ESSENTIAL, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_a_wrapper_goes_around_a_base(
+    check: Callable[[Method], None], wrapper: type[Method], base: type[Method]
+) -> None:
+    check(wrapped(wrapper, base))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_wrapper_has_a_base_and_says_so(wrapper: type[Method]) -> None:
+    assert isinstance(wrapper().base, GlobalModel)
+
+
+def test_the_matrix_has_every_wrapper() -> None:
+    """A final class on top of Wrapper has the tag; a family, which has no settings, has not."""
+    final = {own for own in all_classes() if issubclass(own, Wrapper) and "__dataclass_fields__" in vars(own)}
+    assert final <= set(WRAPPERS)
+    assert {"GA", "Averaging", "CCVR", "PFedCSPC"} <= {own.__name__ for own in WRAPPERS}
+    assert set(REPRESENTATIVE) <= set(BASES)
