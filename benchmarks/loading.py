@@ -16,12 +16,9 @@ from pathlib import Path
 
 import torch
 
+from protofed.sources import DATASETS
 from protofed.sources.cache import load
-from protofed.sources.cifar import CIFAR10, CIFAR100
-from protofed.sources.digits import FASHION_MNIST, MNIST, SVHN, USPS
 from protofed.sources.files import folders
-
-DATASETS = {dataset.name: dataset for dataset in (CIFAR10, CIFAR100, MNIST, FASHION_MNIST, USPS, SVHN)}
 
 
 def measured(name: str) -> str:

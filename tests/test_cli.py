@@ -138,6 +138,10 @@ def test_methods_and_tasks_in_text_and_json() -> None:
     assert settings["temperature"]["default"] == 0.02
     assert settings["temperature"]["meaning"].startswith("τ")
     assert "Departures" in protofed("methods", "fpl").stdout
+    assert fpl["bases"] == []
+    assert {"fedavg", "fedprox", "moon", "fedasam"} <= set(
+        json.loads(protofed("methods", "ga", "--json").stdout)["bases"]
+    )
     task = json.loads(protofed("tasks", "minidigits", "--json").stdout)
     assert len(task["clients"]) == 12
     assert "pen-0" in protofed("tasks", "minidigits").stdout

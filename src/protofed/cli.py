@@ -26,7 +26,7 @@ from protofed.experiments.run import METRICS, Round, execute, parsed, summarised
 from protofed.experiments.sections import chosen, nearest
 from protofed.experiments.sweep import folder_of, sweep
 from protofed.method import Method, Tag, Task
-from protofed.methods import METHODS
+from protofed.methods import METHODS, bases_of
 from protofed.reports import comparison as reporting
 from protofed.reports import demo as demonstration
 from protofed.reports import progress
@@ -111,9 +111,11 @@ def methods(
     settings = settings_of(cls)
     if as_json:
         facts = {"name": name, "tags": cls.tags, "about": about(cls), "settings": [asdict(own) for own in settings]}
-        _print_json(facts)
+        _print_json({**facts, "bases": bases_of(cls)})
         return
     out.print(about(cls), highlight=False, markup=False)
+    if bases_of(cls):
+        out.print(f"\nBases: {', '.join(bases_of(cls))}", highlight=False, markup=False)
     if settings:
         out.print("\nSettings:", highlight=False)
     for setting in settings:

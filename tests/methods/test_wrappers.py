@@ -21,7 +21,7 @@ from methods.conformance import (
 )
 from protofed.errors import BadInput
 from protofed.method import Method
-from protofed.methods import METHODS
+from protofed.methods import METHODS, bases_of
 from protofed.methods.families import GlobalModel, Wrapper
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.feddyn import FedDyn
@@ -38,7 +38,7 @@ def all_classes() -> list[type[Method]]:
 
 
 WRAPPERS = [own for own in all_classes() if "wrapper" in own.tags]
-BASES = [own for own in METHODS.values() if issubclass(own, GlobalModel)]
+BASES = [METHODS[name] for name in bases_of(METHODS["feddecorr"])]
 QUICK: dict[str, dict[str, Any]] = {"PFedCSPC": {"calibration_epochs": 4}, "CCVR": {"epochs": 2}}
 """Settings that make a wrapper quick and take no other path."""
 REPRESENTATIVE = (Moon, FedASAM)
@@ -106,3 +106,4 @@ def test_the_matrix_has_every_wrapper() -> None:
     assert final <= set(WRAPPERS)
     assert {"GA", "Averaging", "CCVR", "PFedCSPC"} <= {own.__name__ for own in WRAPPERS}
     assert set(REPRESENTATIVE) <= set(BASES)
+    assert {own for own in METHODS.values() if issubclass(own, GlobalModel)} == set(BASES)

@@ -6,6 +6,7 @@ from protofed.method import Method
 from protofed.methods.averaging import Averaging
 from protofed.methods.ccvr import CCVR
 from protofed.methods.ditto import Ditto
+from protofed.methods.families import GlobalModel
 from protofed.methods.fedala import FedALA
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
@@ -90,3 +91,8 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
     "fedfomo": FedFomo,
     "ifca": IFCA,
 }
+
+
+def bases_of(method: type[Method[Any, Any, Any, Any]]) -> list[str]:
+    """The methods that this one can go around; none unless it is a wrapper."""
+    return [name for name, cls in METHODS.items() if issubclass(cls, GlobalModel)] if "wrapper" in method.tags else []
