@@ -76,7 +76,8 @@ def tiny(num_clients: int = 4) -> Task:
     domain_of = {f"c{k:02d}": list(domains)[k % 2] for k in range(num_clients)}
     clients = {name: examples(held_by(k), domains[domain_of[name]]) for k, name in enumerate(domain_of)}
     tests = {domain: examples(list(range(CLASSES)) * 4, shift) for domain, shift in domains.items()}
-    return Task(clients, tests, CLASSES, tiny_parts, domain_of, name="tiny")
+    public = examples(list(range(CLASSES)) * 3, 0.6)
+    return Task(clients, tests, CLASSES, tiny_parts, domain_of, public=public, name="tiny")
 
 
 def tiny_parts(client: ClientId = "any") -> Parts:

@@ -28,7 +28,7 @@ def small_task(clients: int = 3) -> Task:
     own = {f"c{k}": examples(12 + 5 * k, shift=float(k % 2)) for k in range(clients)}
     tests = {"low": examples(30, 0.0), "high": examples(30, 1.0)}
     domain_of = {client: "high" if k % 2 else "low" for k, client in enumerate(own)}
-    return Task(own, tests, CLASSES, parts, domain_of)
+    return Task(own, tests, CLASSES, parts, domain_of, public=examples(9, 2.0))
 
 
 def small_experiment(method: str = "fedavg", rounds: int = 3, seed: int = 0) -> Experiment:

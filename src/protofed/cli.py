@@ -205,11 +205,19 @@ def compare(
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, in every run.")] = None,
     out_dir: OutDir = Path("results"),
     report: Annotated[Path | None, typer.Option(help="Where the report goes; by default below --out.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task, by its label; may be given again.")] = None,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method, likewise.")] = None,
     scale: Annotated[Scale, typer.Option(help="small: a sliver, to see that everything works.")] = Scale.FULL,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on tasks with several seeds: tables and pictures, with the published numbers beside ours."""
-    compared = comparison.load(comparison_file, is_small=scale == Scale.SMALL, overrides=set_ or [])
+    compared = comparison.load(
+        comparison_file,
+        is_small=scale == Scale.SMALL,
+        overrides=set_ or [],
+        tasks=task or [],
+        methods=method or [],
+    )
     _compare(compared, out_dir, report or out_dir / "reports" / comparison_file.stem, as_json)
 
 

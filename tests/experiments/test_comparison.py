@@ -72,6 +72,21 @@ def test_merged_leaves_what_it_reads_alone() -> None:
     assert (a, b) == before
 
 
+def test_some_of_the_tasks_and_methods_can_be_chosen(tmp_path: Path) -> None:
+    path = tmp_path / "some.toml"
+    path.write_text(
+        '[tasks.a.task]\nname = "minidigits"\n[tasks.b.task]\nname = "minidigits_skewed"\n'
+        '[methods.x.method]\nname = "fedavg"\n[methods.x.on.b.training]\nrounds = 2\n[methods.y.method]\nname = "fpl"\n'
+        '[published.a]\ncolumns = ["average"]\nx = [1]\ny = [2]\n[published.b]\ncolumns = ["average"]\ny = [3]\n'
+    )
+    found = comparison.load(path, tasks=["a"], methods=["x"])
+    assert {task: list(methods) for task, methods in found.runs.items()} == {"a": ["x"]}
+    assert found.published == {"a": {"x": {"average": 1}}}
+    assert len(comparison.load(path).configs) == 12
+    with pytest.raises(BadInput, match="is not in the comparison"):
+        comparison.load(path, tasks=["c"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

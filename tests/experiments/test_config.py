@@ -51,7 +51,7 @@ def test_a_file_becomes_method_training_and_task(tmp_path: Path) -> None:
         (('"fpl"', '"fpll"'), "method.name: 'fpll' is unknown; did you mean 'fpl'?"),
         (('"minidigits"', '"minidigit"'), "task.name: 'minidigit' is unknown; did you mean 'minidigits'?"),
         (('name = "sgd"', 'name = "sdg"'), "training.optimizer.name: 'sdg' is unknown; did you mean 'sgd'?"),
-        (('name = "fpl"', ""), "method.name: is missing; one of local, fedavg,"),
+        (('name = "fpl"', ""), "method.name: is missing; one of fpl, fedseproto,"),
         (("lr = 0.1", "lr = -0.1"), "training.optimizer.lr: must be greater than 0, not -0.1"),
         (("lr = 0.1", "lr = nan"), "training.optimizer.lr: must be a finite number"),
         (("lr = 0.1", 'lr = "0.1"'), "training.optimizer.lr: must be a valid number, not '0.1'"),

@@ -77,7 +77,7 @@ VARIANTS: list[tuple[str, str, dict[str, Any]]] = [
         *("fpl/table2", "FedOPT"),
         {"server_optimizer": "momentum", "server_lr": 0.5, "momentum": 0.9, "weighting": "uniform"},
     ),
-    ("fpl/table2", "FedProc", {"prototype_weighting": "clients", "schedule": "closed"}),
+    ("fpl/table2", "FedProc", {"prototype_weighting": "uniform", "schedule": "closed"}),
     ("fpl/table2", "FedProto", {"name": "fedproto_avg", "pull_weight": 1.0}),
     ("fpl/table2", "FPL", {"temperature": 0.02, "contrast": True, "consistency": True}),
     ("fpl/table3", "G", {"contrast": False, "consistency": True, "consistent_with": "global"}),

@@ -75,6 +75,20 @@ def test_each_image_has_the_label_that_its_domain_gives_it() -> None:
 
 
 @pytest.mark.usefixtures("no_files")
+def test_public_digits_are_those_of_mnist_that_no_client_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(AT_HAND, "mnist", (250, 50))  # fewer than 251, so that a pixel tells the row
+    monkeypatch.setattr(domain_shift, "PUBLIC", 100)
+    task = Digits(clients={"mnist": 2}, fraction=0.05, pixels=16).build()  # 50 of the published 1000 for each
+    assert task.public is not None
+    public = set(task.public.x[:, 0, 0, 0].tolist())
+    used = {int(v) for data in task.clients.values() for v in data.x[data.index][:, 0, 0, 0]}
+    assert len(public) == 100
+    assert len(used) == 100
+    assert not public & used
+    assert Digits(clients={"usps": 1}, fraction=0.05, pixels=16).build().public is None
+
+
+@pytest.mark.usefixtures("no_files")
 def test_the_draw_depends_on_the_seed_and_the_domain_alone() -> None:
     def rows(task: Task, client: str) -> list[int]:
         data = task.clients[client]

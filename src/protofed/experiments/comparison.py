@@ -12,7 +12,7 @@ target            an accuracy, in percent; how many rounds it takes to reach it 
 [published.TASK]  columns, and one list of percentages for each method's label
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -45,8 +45,36 @@ class Comparison:
         return [one for methods in self.runs.values() for seeds in methods.values() for one in seeds]
 
 
-def load(path: Path, *, is_small: bool = False, overrides: Iterable[str] = ()) -> Comparison:
-    return parse(config.read(path), str(path), is_small=is_small, overrides=overrides)
+def load(
+    path: Path,
+    *,
+    is_small: bool = False,
+    overrides: Iterable[str] = (),
+    tasks: Sequence[str] = (),
+    methods: Sequence[str] = (),
+) -> Comparison:
+    """The comparison in a file; of its tasks and methods only these, by their labels, if some are named."""
+    table = config.read(path)
+    for key, chosen in (("tasks", tasks), ("methods", methods)):
+        known = _labelled(table, key, str(path))
+        _refuse_unknown(chosen, known, f"{path}: {key}")
+        table[key] = {label: own for label, own in known.items() if label in chosen} if chosen else known
+    return parse(_only_known(table), str(path), is_small=is_small, overrides=overrides)
+
+
+def _only_known(table: dict[str, Any]) -> dict[str, Any]:
+    """The table without what it says of tasks and methods that were left out."""
+    tasks, methods = table["tasks"], table["methods"]
+    methods = {
+        label: {**own, "on": {t: v for t, v in own["on"].items() if t in tasks}} if "on" in own else own
+        for label, own in methods.items()
+    }
+    published = {
+        task: {label: row for label, row in rows.items() if label == "columns" or label in methods}
+        for task, rows in table.get("published", {}).items()
+        if task in tasks
+    }
+    return {**table, "methods": methods, "published": published}
 
 
 def parse(table: Table, source: str, *, is_small: bool = False, overrides: Iterable[str] = ()) -> Comparison:

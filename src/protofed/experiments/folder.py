@@ -9,6 +9,7 @@ done                present when the run has ended well
 
 import contextlib
 import fcntl
+import functools
 import json
 import logging
 import os
@@ -74,6 +75,7 @@ class RunFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Holds the folder for this process; refused if another one has it."""
+        commit()  # asks git, whose process must not be born with the lock: it would outlive a killed run for a moment
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             sync(self.path.parent)
@@ -118,6 +120,7 @@ def environment() -> dict[str, str | int]:
     }
 
 
+@functools.cache
 def commit() -> str:
     """The commit of the source tree that runs, marked if files differ from it; unknown outside of a checkout."""
     own = Path(__file__)

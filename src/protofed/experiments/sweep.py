@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from protofed.errors import RunFailed
+from protofed.errors import BadInput, RunFailed
 from protofed.experiments.config import Config
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Round, execute, parsed
@@ -74,7 +74,7 @@ def _failure(run: "Future[None]") -> str | None:
     """Why a run failed; what is not the run's own fault is raised."""
     try:
         run.result()
-    except RunFailed as error:
+    except (BadInput, RunFailed) as error:  # data that are not there concern this run only
         return str(error)
     except BrokenProcessPool:
         raise RunFailed("a process of the sweep died, perhaps for want of memory; run again to continue") from None

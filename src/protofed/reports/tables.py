@@ -133,9 +133,7 @@ def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
     ]
     if target is not None:
         header = [*header, f"rounds to {100 * target:g} %"]
-        lines = [
-            [*line, ", ".join(_reached(seed) for seed in row.seeds)] for line, row in zip(lines, rows, strict=True)
-        ]
+        lines = [[*line, _rounds(row)] for line, row in zip(lines, rows, strict=True)]
     return Sheet(header, lines)
 
 
@@ -153,6 +151,12 @@ def _published(row: Row, columns: Sequence[str]) -> list[str]:
 
 def _left_out(row: Row) -> str:
     return f"{sum(row.values('left_out')):.0f}" if row.seeds else "failed"
+
+
+def _rounds(row: Row) -> str:
+    """How many rounds each seed took, and how many were published."""
+    published = f"; published {row.published['reached']:g}" if row.published and "reached" in row.published else ""
+    return ", ".join(_reached(seed) for seed in row.seeds) + published
 
 
 def _reached(seed: Mapping[str, float]) -> str:

@@ -6,18 +6,19 @@ VLCS, for which no paper says, they follow PACS. Images are varied and normalise
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from annotated_types import Ge, Interval
+from torch import Tensor
 
 from protofed.data import Data, Transform
 from protofed.errors import BadInput
 from protofed.method import ClientId, Task
 from protofed.networks import Parts
-from protofed.seeds import derive_seed
+from protofed.seeds import derive_seed, generator
 from protofed.sources import DATASETS
 from protofed.sources.cache import load
 from protofed.sources.examples import Examples, Split
@@ -30,6 +31,8 @@ Fraction = Annotated[float, Interval(gt=0, le=1)]
 Pixels = Annotated[int, Interval(ge=16, le=512)]
 Number = Annotated[int, Ge(0)]
 
+PUBLIC = 5000
+"""How many images of MNIST that no client has are given to methods that need examples which everyone may see."""
 TRANSFORM = Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), pad=4, flip=True)
 """A random crop after four pixels of zeros on each side, a random mirror image, and ImageNet's mean and deviation."""
 
@@ -55,10 +58,8 @@ class _DomainShift:
     def _task(self, name: str, splits: Mapping[str, Split], published: Mapping[str, int], num_classes: int) -> Task:
         clients: dict[ClientId, Data] = {}
         domain_of: dict[ClientId, str] = {}
-        for domain, number in self.clients.items():
-            size = portion(self.fraction, max(published.get(domain, 0), len(splits[domain].train)))
-            sizes = {f"{domain}-{k}": size for k in range(number)}
-            own = self._allotted(domain, splits[domain].train, sizes)
+        for domain in self.clients:
+            own = self._allotted(domain, splits[domain].train, published.get(domain, 0))
             clients |= own
             domain_of |= dict.fromkeys(own, domain)
         tests = {domain: _limited(splits[domain].test, self.test_limit) for domain in self.clients}
@@ -70,12 +71,18 @@ class _DomainShift:
 
         return Task(clients, tests, num_classes, model, domain_of, transform=TRANSFORM, name=name)
 
-    def _allotted(self, domain: str, train: Examples, sizes: Mapping[str, int]) -> dict[ClientId, Data]:
-        """Images of the clients of one domain; only theirs are kept."""
+    def _rows(self, domain: str, train: Examples, published: int = 0) -> dict[ClientId, Tensor]:
+        """Which rows of a domain's training images each of its clients has."""
+        size = portion(self.fraction, max(published, len(train)))
+        sizes = {f"{domain}-{k}": size for k in range(self.clients[domain])}
         try:
-            rows = allotted(torch.from_numpy(train.y), sizes, derive_seed(self.seed, domain), self.every_class)
+            return allotted(torch.from_numpy(train.y), sizes, derive_seed(self.seed, domain), self.every_class)
         except BadInput as error:
             raise BadInput(f"domain {domain}: {error}") from error
+
+    def _allotted(self, domain: str, train: Examples, published: int) -> dict[ClientId, Data]:
+        """Images of the clients of one domain; only theirs are kept."""
+        rows = self._rows(domain, train, published)
         used = torch.cat(list(rows.values())).sort().values
         store = _coloured(Examples(train.x[used.numpy()], train.y[used.numpy()]))
         return {client: store.rows(torch.searchsorted(used, own)) for client, own in rows.items()}
@@ -94,7 +101,17 @@ class Digits(_DomainShift):
         known = ("mnist", "usps", "svhn", "syn", "syn_rendered", "mnist_m")
         _refuse_unknown(self.clients, known, "digits")
         splits = {name: load(DATASETS[name], pixels=self.pixels)[name] for name in self.clients}
-        return self._task("digits", splits, {name: DATASETS[name].counts[name][0] for name in self.clients}, 10)
+        task = self._task("digits", splits, {name: DATASETS[name].counts[name][0] for name in self.clients}, 10)
+        return replace(task, public=self._public(splits["mnist"].train)) if "mnist" in splits else task
+
+    def _public(self, train: Examples) -> Data | None:
+        """Images of MNIST that no client has, which everyone may see; none if all are used."""
+        used = torch.cat(list(self._rows("mnist", train, DATASETS["mnist"].counts["mnist"][0]).values()))
+        is_free = torch.ones(len(train), dtype=torch.bool).index_fill(0, used, False)
+        free = is_free.nonzero().flatten()
+        order = torch.randperm(len(free), generator=generator(self.seed, "public"))
+        rows = free[order[:PUBLIC]].sort().values.numpy()
+        return _coloured(Examples(train.x[rows], train.y[rows])) if len(rows) else None
 
 
 @dataclass(frozen=True)
