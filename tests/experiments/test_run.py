@@ -20,6 +20,7 @@ from protofed.experiments import checkpoint, config
 from protofed.experiments.config import EvaluationSettings, RuntimeSettings
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import METRICS, Experiment, Result, Round, at_home, execute, parsed, summarised
+from protofed.networks import Parts
 from protofed.runtimes.federation import Training
 from protofed.tasks.minidigits import Minidigits
 from protofed.tasks.models import mlp
@@ -293,9 +294,11 @@ def two_classes() -> Task:
     task = small_task()
     few = {c: d.rows((d.labels < 2).nonzero().flatten()) for c, d in task.clients.items()}
     tests = {name: d.rows((d.labels < 2).nonzero().flatten()) for name, d in task.tests.items()}
-    return replace(
-        task, clients=few, tests=tests, num_classes=2, model=lambda c: {**parts(c), "classifier": nn.Linear(8, 2)}
-    )
+
+    def two(client: str) -> Parts:
+        return {**parts(client), "classifier": nn.Linear(8, 2)}
+
+    return replace(task, clients=few, tests=tests, num_classes=2, model=two, public=None)
 
 
 def test_two_classes_have_areas_under_the_curve_at_home_and_in_the_metrics() -> None:
