@@ -142,7 +142,8 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
 
 def _home_sheets(part: TaskReport) -> list[tuple[str, Sheet | None, str]]:
     """Where clients have models of their own, what they see at home says more than what all of them see everywhere."""
-    is_needed = any(not row.has_public_model for row in part.rows) or any(row.values("auc") for row in part.rows)
+    have_homes = any(row.values("own_domain") for row in part.rows)
+    is_needed = have_homes and any(not row.has_public_model or row.values("auc") for row in part.rows)
     accuracy, area = (home_sheet(part.rows, part.domains, measure) for measure in ("accuracy", "auc"))
     return [
         ("Accuracy that clients see on their own domain, %", accuracy if is_needed else None, ""),
