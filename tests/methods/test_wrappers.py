@@ -22,11 +22,14 @@ from methods.conformance import (
 from protofed.errors import BadInput
 from protofed.method import Method
 from protofed.methods import METHODS, bases_of
+from protofed.methods.ccvr import CCVR
 from protofed.methods.families import GlobalModel, Wrapper
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.feddyn import FedDyn
+from protofed.methods.fedsr import FedSR
 from protofed.methods.ga import GA
 from protofed.methods.moon import Moon
+from protofed.methods.pfedcspc import PFedCSPC
 
 
 def all_classes() -> list[type[Method]]:
@@ -72,7 +75,7 @@ def pairs() -> list[Any]:
             marks=() if base in REPRESENTATIVE else pytest.mark.slow,
         )
         for wrapper in WRAPPERS
-        for base in BASES
+        for base in (METHODS[name] for name in bases_of(wrapper))
     ]
 
 
@@ -80,6 +83,14 @@ def wrapped(wrapper: type[Method], base: type[Method]) -> Method:
     """GA acts through numbers of examples, which must count in the base."""
     own = {"weighting": "examples"} if wrapper is GA and "weighting" in base.__dataclass_fields__ else {}
     return wrapper(base=base(**own), **QUICK.get(wrapper.__name__, {}))
+
+
+@pytest.mark.parametrize("wrapper", [CCVR, PFedCSPC])
+def test_a_classifier_that_reads_no_features_is_not_retrained_on_them(wrapper: type[Method]) -> None:
+    assert "fedsr" in bases_of(METHODS["ga"])
+    assert "fedsr" not in bases_of(wrapper)
+    with pytest.raises(BadInput, match="retrains a classifier on features, and that of FedSR reads others"):
+        federation(wrapper(base=FedSR())).start()
 
 
 def test_ga_refuses_a_base_in_which_its_weights_would_not_count() -> None:

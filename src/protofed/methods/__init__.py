@@ -95,4 +95,7 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
 
 def bases_of(method: type[Method[Any, Any, Any, Any]]) -> list[str]:
     """The methods that this one can go around; none unless it is a wrapper."""
-    return [name for name, cls in METHODS.items() if issubclass(cls, GlobalModel)] if "wrapper" in method.tags else []
+    if "wrapper" not in method.tags:
+        return []
+    every = {name: cls for name, cls in METHODS.items() if issubclass(cls, GlobalModel)}
+    return [name for name, cls in every.items() if cls.has_plain_classifier or method not in (CCVR, PFedCSPC)]

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from protofed.data import Batch, Data
 from protofed.method import Central, Clients, Local, Objective, Positive, Reply, Uploads
-from protofed.methods.families import Enclosing, GlobalModel, Weights
+from protofed.methods.families import Enclosing, GlobalModel, Weights, refuse_other_classifier
 from protofed.methods.fedavg import FedAvg
 from protofed.networks import Model, Patterns, matching
 from protofed.optim import Sgd
@@ -76,6 +76,7 @@ class CCVR(Enclosing):
         return Calibrated(base, matching(self.published(base)[0], CLASSIFIER))
 
     def init_server(self, central: Central) -> Calibrated:
+        refuse_other_classifier(self.base, "CCVR")
         return self.calibrated(self.base.init_server(central))
 
     def setup(self, server: Calibrated, clients: Clients) -> Calibrated:
@@ -99,7 +100,7 @@ class CCVR(Enclosing):
         objective = Objective(virtual_loss, trains=CLASSIFIER)
         params = central.fit(
             objective,
-            params={**central.initial_params(), **params},  # what a base keeps private the server does not have
+            params=params,
             data=virtual_features(known, self.samples, central.generator),
             context=(known.count > 0,),
             epochs=self.epochs,

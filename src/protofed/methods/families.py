@@ -3,13 +3,14 @@
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed import tree
 from protofed.data import Batch
+from protofed.errors import BadInput
 from protofed.method import Central, ClientId, Clients, Local, Method, Objective, Reply, Task, Uploads
 from protofed.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
@@ -103,8 +104,16 @@ def weighted(uploads: Uploads[WeightUpload], weighting: Weighting) -> Iterator[t
 class GlobalModel(WeightSharing[Memory]):
     """All weights are shared, so there is a model for everyone."""
 
+    has_plain_classifier: ClassVar[bool] = True
+    """Whether the classifier reads `Model.embedding`, so that a server can retrain it on features."""
+
     def public(self, server: Weights) -> tuple[Params, Weights] | None:
         return server.params, server
+
+
+def refuse_other_classifier(base: GlobalModel[Any], method: str) -> None:
+    if not base.has_plain_classifier:
+        raise BadInput(f"{method} retrains a classifier on features, and that of {type(base).__name__} reads others")
 
 
 class Wrapper(Method[Any, Any, Any, Any]):

@@ -64,6 +64,7 @@ class FedSR(GlobalModel[OwnWeights]):
     """Whether clients count equally in the mean or by their numbers of examples."""
 
     private = REFERENCE
+    has_plain_classifier = False
 
     def networks(self, task: Task, client: ClientId) -> Parts:
         parts = task.model(client)

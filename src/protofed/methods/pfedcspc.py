@@ -45,7 +45,7 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Positive, Reply, Task, Uploads
-from protofed.methods.families import GlobalModel, Weights, WeightUpload
+from protofed.methods.families import GlobalModel, Weights, WeightUpload, refuse_other_classifier
 from protofed.methods.fedavg import FedAvg
 from protofed.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import alignment, calibration, class_means, sampling
@@ -165,6 +165,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
         return self.base.networks(task, client)
 
     def init_server(self, central: Central) -> Knowledge:
+        refuse_other_classifier(self.base, "pFedCSPC")
         base, dim, num_classes = self.base.init_server(central), central.feature_dim, central.task.num_classes
         width = calibration.embedded(central, base.params, torch.zeros(1, dim)).shape[-1]
         everyone, none = sorted(central.task.clients), torch.zeros(0, dtype=torch.float64)
