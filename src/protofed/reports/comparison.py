@@ -1,6 +1,7 @@
 """The report of a comparison: tables, pictures, every number as JSON, and how all of it was made."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     parts = [f"# {comparison.title}\n", _how(comparison, made)]
     results = {}
     for part in reports(comparison, outcomes):
-        picture = f"{part.task.replace(' ', '_').lower()}.png"
+        picture = re.sub(r"\W+", "_", part.task.lower()) + ".png"
         _draw(part, folder / picture)
         parts.append(_section(part, comparison, picture))
         results[part.task] = {row.label: [dict(seed) for seed in row.seeds] for row in part.rows}
