@@ -10,7 +10,8 @@ from PIL import Image
 
 from protofed.sources import syn_rendered
 from protofed.sources.examples import Examples
-from protofed.sources.syn_rendered import CELL, CHUNK, COUNTS, DATASET, FONTS, GLYPH_HEIGHT, SIDE, draw, resized
+from protofed.sources.formats import resized
+from protofed.sources.syn_rendered import CELL, CHUNK, COUNTS, DATASET, FONTS, GLYPH_HEIGHT, SIDE, draw
 
 NOWHERE = Path("there is no such folder")
 

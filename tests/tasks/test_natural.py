@@ -144,8 +144,8 @@ def test_by_default_a_domain_has_two_clients(goods: dict[str, Reviews]) -> None:
 
 def test_the_data_folder_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROTOFED_DATA", raising=False)
-    with pytest.raises(BadInput, match="PROTOFED_DATA is not set"):
-        natural.data_root()
+    with pytest.raises(BadInput, match=r"heart_disease: set .*PROTOFED_DATA"):
+        natural.HeartDisease().build()
 
 
 @needs_files

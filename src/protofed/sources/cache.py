@@ -33,7 +33,6 @@ from protofed.sources.files import Stamp
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "PROTOFED_DATA"
 FORMAT = 1
 """Goes up whenever a reader decodes the same files differently, or the layout of the cache changes."""
 LARGEST_SIDE = 512
@@ -72,10 +71,7 @@ def load(dataset: Dataset, root: Path | None = None, pixels: int | None = None) 
 
 
 def _root(dataset: Dataset, root: Path | None) -> Path:
-    if root is None:
-        if not os.environ.get(VARIABLE):
-            raise BadInput(f"{dataset.name}: set ${VARIABLE} to the folder of data. {dataset.obtain}")
-        root = Path(os.environ[VARIABLE])
+    root = files.data_root(dataset.name, dataset.obtain) if root is None else root
     if not root.is_dir():
         raise BadInput(f"{dataset.name}: {root}, the folder of data, is no folder. {dataset.obtain}")
     return root

@@ -4,14 +4,13 @@ Krizhevsky, Learning Multiple Layers of Features from Tiny Images, technical rep
 publisher states no licence and asks for that citation.
 """
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from protofed.errors import BadInput
-from protofed.sources.examples import Dataset, Examples, Split
-from protofed.sources.files import Publication
+from protofed.sources.examples import Examples, Split
+from protofed.sources.files import Publication, dataset
 from protofed.sources.formats import CIFAR_SIDE, check_count, cifar, resized
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -87,19 +86,5 @@ _CIFAR100 = Publication(
     "$PROTOFED_DATA, and leave its folder cifar-100-binary as it is or call it cifar100.",
 )
 
-CIFAR10 = Dataset(
-    name=_CIFAR10.name,
-    classes=CIFAR10_CLASSES,
-    pixels=CIFAR_SIDE,
-    counts={_CIFAR10.name: COUNTS},
-    obtain=_CIFAR10.obtain,
-    read=partial(read_cifar10, _CIFAR10, COUNTS),
-)
-CIFAR100 = Dataset(
-    name=_CIFAR100.name,
-    classes=CIFAR100_CLASSES,
-    pixels=CIFAR_SIDE,
-    counts={_CIFAR100.name: COUNTS},
-    obtain=_CIFAR100.obtain,
-    read=partial(read_cifar100, _CIFAR100, COUNTS),
-)
+CIFAR10 = dataset(_CIFAR10, CIFAR10_CLASSES, CIFAR_SIDE, COUNTS, read_cifar10)
+CIFAR100 = dataset(_CIFAR100, CIFAR100_CLASSES, CIFAR_SIDE, COUNTS, read_cifar100)

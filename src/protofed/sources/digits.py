@@ -7,13 +7,12 @@ collection (no licence is stated). SVHN: Netzer, Wang, Coates, Bissacco, Wu and 
 with Unsupervised Feature Learning, 2011 (for non-commercial use only).
 """
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from protofed.sources.examples import Dataset, Examples, Split
-from protofed.sources.files import Publication, say_if_fewer
+from protofed.sources.examples import Examples, Split
+from protofed.sources.files import Publication, dataset, say_if_fewer
 from protofed.sources.formats import Bytes, Labels, check_count, check_labels, idx, libsvm, matlab_images, resized
 
 CLASSES = tuple("0123456789")
@@ -112,35 +111,7 @@ _SVHN = Publication(
     "into $PROTOFED_DATA/svhn/.",
 )
 
-MNIST = Dataset(
-    name=_MNIST.name,
-    classes=CLASSES,
-    pixels=MNIST_SIDE,
-    counts={_MNIST.name: MNIST_COUNTS},
-    obtain=_MNIST.obtain,
-    read=partial(read_idx, _MNIST, MNIST_COUNTS),
-)
-FASHION_MNIST = Dataset(
-    name=_FASHION.name,
-    classes=CLOTHES,
-    pixels=MNIST_SIDE,
-    counts={_FASHION.name: MNIST_COUNTS},
-    obtain=_FASHION.obtain,
-    read=partial(read_idx, _FASHION, MNIST_COUNTS),
-)
-USPS = Dataset(
-    name=_USPS.name,
-    classes=CLASSES,
-    pixels=USPS_SIDE,
-    counts={_USPS.name: USPS_COUNTS},
-    obtain=_USPS.obtain,
-    read=partial(read_usps, _USPS, USPS_COUNTS),
-)
-SVHN = Dataset(
-    name=_SVHN.name,
-    classes=CLASSES,
-    pixels=SVHN_SIDE,
-    counts={_SVHN.name: SVHN_COUNTS},
-    obtain=_SVHN.obtain,
-    read=partial(read_svhn, _SVHN, SVHN_COUNTS),
-)
+MNIST = dataset(_MNIST, CLASSES, MNIST_SIDE, MNIST_COUNTS, read_idx)
+FASHION_MNIST = dataset(_FASHION, CLOTHES, MNIST_SIDE, MNIST_COUNTS, read_idx)
+USPS = dataset(_USPS, CLASSES, USPS_SIDE, USPS_COUNTS, read_usps)
+SVHN = dataset(_SVHN, CLASSES, SVHN_SIDE, SVHN_COUNTS, read_svhn)

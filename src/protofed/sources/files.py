@@ -9,15 +9,18 @@ import gzip
 import logging
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from protofed.errors import BadInput
+from protofed.sources.examples import Dataset, Split
 
 log = logging.getLogger(__name__)
 
+VARIABLE = "PROTOFED_DATA"
 PUBLISHED_FOLDERS = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
 """What a publisher's archive unpacks to, which may stay as it is, inside or beside the folder of the set's name."""
 
@@ -56,6 +59,17 @@ class Publication:
         return None
 
 
+Read = Callable[["Publication", tuple[int, int], Path, int], Mapping[str, Split]]
+
+
+def dataset(
+    publication: Publication, classes: tuple[str, ...], pixels: int, counts: tuple[int, int], read: Read
+) -> Dataset:
+    """A set of one domain, which is called as the set is; `counts` are its training and test examples."""
+    name = publication.name
+    return Dataset(name, classes, pixels, {name: counts}, publication.obtain, partial(read, publication, counts))
+
+
 def folders(root: Path, name: str) -> list[Path]:
     """Where the files of a set may lie, in the order in which they are looked for."""
     published = PUBLISHED_FOLDERS.get(name)
@@ -72,7 +86,16 @@ def regular(root: Path, path: Path) -> Path:
 
 
 def inside(root: Path, path: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())
+    """Whether a path, links followed, lies below the root. A link to itself does, and leads nowhere."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def data_root(wanted: str, obtain: str = "") -> Path:
+    """The folder of data that the environment names."""
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        raise BadInput(f"{wanted}: set ${VARIABLE} to the folder of data. {obtain}".rstrip())
+    return Path(folder)
 
 
 def content(path: Path, limit: int) -> bytes:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from protofed.errors import BadInput
 from protofed.sources.examples import Examples, Split
+from protofed.sources.files import inside
 from protofed.sources.images import check_inside, check_memory, decoded, decoded_bytes
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -160,6 +161,6 @@ def _decoded(value: Any, rows: _Rows, row: int, pixels: int) -> NDArray[np.uint8
     # A row of a set from elsewhere could name any file of this machine.
     for home in rows.homes:
         path = home / named
-        if path.resolve().is_relative_to(home.resolve()):
+        if inside(home, path):
             return decoded(path, pixels)
     raise BadInput(f"{where}: its image is the file {named}, outside {' and '.join(map(str, rows.homes))}")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from protofed.errors import BadInput
+from protofed.sources.files import inside
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
@@ -125,8 +126,7 @@ def composed(name: str) -> str:
 
 def check_inside(path: Path, root: Path) -> None:
     """Refuses what is not there, and links that leave the folder."""
-    # Unlike Path.resolve, realpath takes a link to itself without an exception.
-    if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root)):
+    if not inside(root, path):
         raise BadInput(f"{path}: a link out of {root}; only what lies below that folder is read: copy it there")
     if not os.path.exists(path):
         raise BadInput(f"{path}: not there, or a link that leads nowhere")

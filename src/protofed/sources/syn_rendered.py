@@ -22,6 +22,7 @@ from scipy import ndimage
 
 from protofed.seeds import derive_seed
 from protofed.sources.examples import Dataset, Examples, Split
+from protofed.sources.formats import resized
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -59,17 +60,6 @@ def draw(part: Part, number: int) -> Examples:
         images, digits = _chunk(derive_seed(SEED, part, start // CHUNK))
         x[piece], y[piece] = images[: piece.stop - start], digits[: piece.stop - start]
     return Examples(x, y)
-
-
-def resized(images: Bytes, pixels: int) -> Bytes:
-    """The same images (N, 3, H, W) with so many pixels on each side."""
-    if images.shape[-1] == pixels:
-        return images
-    shaped = np.empty((len(images), pixels, pixels, 3), np.uint8)
-    for k, image in enumerate(images.transpose(0, 2, 3, 1)):
-        picture = Image.fromarray(np.ascontiguousarray(image))
-        shaped[k] = np.asarray(picture.resize((pixels, pixels), Image.Resampling.BILINEAR))
-    return np.ascontiguousarray(shaped.transpose(0, 3, 1, 2))
 
 
 def _read(root: Path, pixels: int) -> Mapping[str, Split]:

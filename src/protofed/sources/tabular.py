@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.errors import BadInput
+from protofed.sources.files import inside
 
 Kind = Literal["numeric", "categorical"]
 Cells = tuple[str | None, ...]
@@ -139,7 +140,7 @@ def file_below(root: Path, name: str, obtain: str) -> Path:
     path = root / name
     if not path.is_file():
         raise BadInput(f"{path}: there is no such file. {obtain}")
-    if not path.resolve().is_relative_to(root.resolve()):
+    if not inside(root, path):
         raise BadInput(f"{path}: leads out of {root}; put the file itself there")
     return path
 

@@ -4,10 +4,8 @@ Each site is a domain with a test set of its own. What an encoder has to know is
 over the sites. Files are read below the folder that the environment variable PROTOFED_DATA names.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -22,6 +20,7 @@ from protofed.method import ClientId, Task
 from protofed.networks import Parts
 from protofed.seeds import derive_seed
 from protofed.sources import amazon_reviews, heart_disease, tcga_brca
+from protofed.sources.files import data_root
 from protofed.sources.tabular import Encoder, Kind, Table, sum_of, summary_of
 from protofed.tasks.models import mlp
 from protofed.tasks.partition import alike, split
@@ -45,7 +44,7 @@ class HeartDisease:
 
     def build(self) -> Task:
         sites = {}
-        for name, hospital in heart_disease.read(data_root()).items():
+        for name, hospital in heart_disease.read(data_root("heart_disease", heart_disease.OBTAIN)).items():
             rows = split(torch.from_numpy(hospital.y), self.test_share, derive_seed(self.split_seed, name))
             sites[name] = (_labelled(hospital, rows.train), _labelled(hospital, rows.test))
         task = _tabular_task("heart_disease", sites, heart_disease.KINDS, self.width)
@@ -62,7 +61,7 @@ class TcgaBrca:
     """Hidden units of the network, which are its features."""
 
     def build(self) -> Task:
-        regions = tcga_brca.read(data_root())
+        regions = tcga_brca.read(data_root("tcga_brca", tcga_brca.OBTAIN))
         sites = {
             name: (self._labelled(region.train, name), self._labelled(region.test, name))
             for name, region in regions.items()
@@ -97,7 +96,7 @@ class AmazonReviews:
         clients: dict[ClientId, Data] = {}
         tests: dict[str, Data] = {}
         domain_of: dict[ClientId, str] = {}
-        for domain, reviews in amazon_reviews.read(data_root()).items():
+        for domain, reviews in amazon_reviews.read(data_root("amazon_reviews", amazon_reviews.OBTAIN)).items():
             data, seed = _distinct(reviews, self.dimensions), derive_seed(self.split_seed, domain)
             rows = split(data.y, self.test_share, seed)
             tests[domain] = data.rows(rows.test)
@@ -116,14 +115,6 @@ class Labelled:
 
     table: Table
     y: NDArray[np.int64]  # (N,)
-
-
-def data_root() -> Path:
-    """The folder that holds the publishers' files."""
-    folder = os.environ.get("PROTOFED_DATA")
-    if not folder:
-        raise BadInput("PROTOFED_DATA is not set: set it to the folder below which the data sets lie")
-    return Path(folder)
 
 
 def _labelled(hospital: heart_disease.Hospital, rows: Tensor) -> Labelled:
