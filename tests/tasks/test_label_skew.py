@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from picture_doubles import made_up
-from protofed import METHODS, Task
+from protofed import METHODS, BadInput, Task
 from protofed.evaluation.clients import label_counts
 from protofed.runtimes.federation import Federation, Training
 from protofed.sources.examples import Dataset, Split
@@ -75,8 +75,10 @@ def test_images_are_prepared_as_a_paper_does() -> None:
     assert other.pad_mode == "reflect"
     assert other.mean[0] == pytest.approx(0.4914, abs=1e-4)  # 125.3 / 255
     tiny = TinyImagenet(num_clients=2, pixels=16, model="cnn2").build()
-    assert tiny.transform == PREPROCESSING["pfedcspc"]["tiny_imagenet"], "the only paper that uses it"
+    assert tiny.transform == PREPROCESSING["pfedcspc"]["tiny_imagenet"]
     assert FashionMnist(num_clients=5).build().transform.mean == (0.1307,)
+    with pytest.raises(BadInput, match="fashion_mnist: pfedcspc does not use this set"):
+        FashionMnist(num_clients=5, preprocessing="pfedcspc").build()
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion_mnist", "tiny_imagenet", "vireofood172"])

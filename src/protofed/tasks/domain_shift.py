@@ -116,6 +116,9 @@ class Digits(_DomainShift):
 
 @dataclass(frozen=True)
 class _OfOneSet(_DomainShift):
+    fraction: Fraction = 0.2
+    """The share of its domain's training images that a client has."""
+
     def _of(self, name: str) -> Task:
         dataset = DATASETS[name]
         _refuse_unknown(self.clients, dataset.counts, name)
@@ -129,8 +132,6 @@ class OfficeCaltech10(_OfOneSet):
 
     clients: Clients = field(default_factory=lambda: {"caltech": 3, "amazon": 2, "webcam": 1, "dslr": 4})
     """How many clients each domain has."""
-    fraction: Fraction = 0.2
-    """The share of its domain's training images that a client has."""
 
     def build(self) -> Task:
         return self._of("office_caltech10")
@@ -142,8 +143,6 @@ class Pacs(_OfOneSet):
 
     clients: Clients = field(default_factory=lambda: {"photo": 2, "art_painting": 3, "cartoon": 4, "sketch": 1})
     """How many clients each domain has."""
-    fraction: Fraction = 0.2
-    """The share of its domain's training images that a client has."""
 
     def build(self) -> Task:
         return self._of("pacs")
@@ -155,8 +154,6 @@ class Vlcs(_OfOneSet):
 
     clients: Clients = field(default_factory=lambda: {"caltech": 2, "labelme": 3, "pascal": 4, "sun": 1})
     """How many clients each domain has."""
-    fraction: Fraction = 0.2
-    """The share of its domain's training images that a client has."""
 
     def build(self) -> Task:
         return self._of("vlcs")

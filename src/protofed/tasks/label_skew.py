@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Interval, Lt
 from torch import Tensor
 
 from protofed.data import Data, Transform
+from protofed.errors import BadInput
 from protofed.method import Positive, Task
 from protofed.seeds import derive_seed
 from protofed.sources import DATASETS
@@ -107,9 +108,10 @@ class _LabelSkew:
         return dirichlet(labels, self.num_clients, self.concentration, self.seed)
 
     def _transform(self, name: str) -> Transform:
-        """That of the named paper, or of the one paper that uses the set."""
-        papers = {paper: own[name] for paper, own in PREPROCESSING.items() if name in own}
-        return papers.get(self.preprocessing) or next(iter(papers.values()))
+        own = PREPROCESSING[self.preprocessing]
+        if name not in own:
+            raise BadInput(f"task {name}: {self.preprocessing} does not use this set; its preprocessing is another's")
+        return own[name]
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,8 @@ class FashionMnist(_LabelSkew):
 
 
 @dataclass(frozen=True)
-class TinyImagenet(_LabelSkew):
-    """Tiny ImageNet, 200 classes at 64 × 64, among clients with different labels."""
+class _AsPFedCSPC(_LabelSkew):
+    """With the defaults of pFedCSPC."""
 
     num_clients: Count = 10
     concentration: Positive = 0.5
@@ -149,6 +151,14 @@ class TinyImagenet(_LabelSkew):
     local_tests: Literal["kept", "alike", "drawn"] = "alike"
     """A client's own test set; see the other tasks with skewed labels."""
     model: ImageModel = "resnet18_projected"
+    preprocessing: Literal["fedpc", "pfedcspc"] = "pfedcspc"
+    """Whose code images are varied and normalised as in."""
+
+
+@dataclass(frozen=True)
+class TinyImagenet(_AsPFedCSPC):
+    """Tiny ImageNet, 200 classes at 64 × 64, among clients with different labels."""
+
     pixels: Pixels = 64
     """The side to which images are resized."""
 
@@ -157,15 +167,9 @@ class TinyImagenet(_LabelSkew):
 
 
 @dataclass(frozen=True)
-class Vireofood172(_LabelSkew):
+class Vireofood172(_AsPFedCSPC):
     """VireoFood-172, photos of 172 Chinese dishes, among clients with different labels."""
 
-    num_clients: Count = 10
-    concentration: Positive = 0.5
-    """β of the Dirichlet draw; the lower, the more skewed."""
-    local_tests: Literal["kept", "alike", "drawn"] = "alike"
-    """A client's own test set; see the other tasks with skewed labels."""
-    model: ImageModel = "resnet18_projected"
     pixels: Pixels = 224
     """The side to which images are resized."""
 
