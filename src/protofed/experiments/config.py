@@ -26,8 +26,7 @@ from protofed.methods import METHODS
 from protofed.optim import OPTIMIZERS
 from protofed.runtimes import RUNTIMES
 from protofed.runtimes.federation import Federation, Training
-from protofed.tasks import TASKS, TaskSettings
-from protofed.tasks.own import Own
+from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 
 T = TypeVar("T")
 Table = Mapping[str, Any]
@@ -71,7 +70,7 @@ class Config:
     def identity(self) -> str:
         """The hash of the resolved configuration, and of the files that the task reads if a user may change them."""
         text = json.dumps(self.resolved(), sort_keys=True, ensure_ascii=False)
-        stamp = self.task.stamp() if isinstance(self.task, Own) else ""
+        stamp = self.task.stamp() if isinstance(self.task, ReadsOwnFiles) else ""
         return hashlib.sha256((text + stamp).encode()).hexdigest()[:12]
 
     def toml(self) -> str:

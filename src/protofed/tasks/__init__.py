@@ -1,6 +1,6 @@
 """TASKS: every task by name."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from protofed.method import Task
 from protofed.tasks.domain_shift import Digits, Hub, OfficeCaltech10, Pacs, Vlcs
@@ -14,6 +14,14 @@ class TaskSettings(Protocol):
     """A frozen dataclass of a task's settings."""
 
     def build(self) -> Task: ...
+
+
+@runtime_checkable
+class ReadsOwnFiles(Protocol):
+    """Settings of a task whose files a user may change between two runs."""
+
+    def stamp(self) -> str:
+        """Of the files as they are now."""
 
 
 TASKS: dict[str, type[TaskSettings]] = {
