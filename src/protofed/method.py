@@ -353,6 +353,8 @@ class Method(ABC, Generic[Server, Message, Memory, Upload]):
     """What kind of method it is."""
     private: ClassVar[Patterns] = ()
     """Weights that never leave the client."""
+    retrains_classifier: ClassVar[bool] = False
+    """Of a wrapper: whether its server retrains the base's classifier on features."""
 
     # ---- the server's half
 

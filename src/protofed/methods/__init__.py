@@ -98,4 +98,4 @@ def bases_of(method: type[Method[Any, Any, Any, Any]]) -> list[str]:
     if "wrapper" not in method.tags:
         return []
     every = {name: cls for name, cls in METHODS.items() if issubclass(cls, GlobalModel)}
-    return [name for name, cls in every.items() if cls.has_plain_classifier or method not in (CCVR, PFedCSPC)]
+    return [name for name, cls in every.items() if cls.has_plain_classifier or not method.retrains_classifier]

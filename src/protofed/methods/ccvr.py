@@ -62,6 +62,7 @@ class Calibrated:
 @dataclass(frozen=True)
 class CCVR(Enclosing):
     tags = ("global", "server-side", "wrapper")
+    retrains_classifier = True
     base: GlobalModel[Any] = field(default_factory=FedAvg)
     """The method whose classifier is calibrated."""
     samples: Annotated[int, Ge(1)] = 100

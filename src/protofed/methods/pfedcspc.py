@@ -102,6 +102,7 @@ class SampledUpload:
 @dataclass(frozen=True)
 class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     tags = ("global", "personal", "prototype", "server-side", "wrapper")
+    retrains_classifier = True
     base: GlobalModel[Any] = field(default_factory=FedAvg)
     """The method whose objective is L_base in Eq. (18)."""
     personalised: bool = True
