@@ -22,6 +22,7 @@ from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import METRICS, Experiment, Result, Round, at_home, execute, parsed, summarised
 from protofed.networks import Parts
 from protofed.runtimes.federation import Training
+from protofed.runtimes.sequential import Sequential
 from protofed.tasks.minidigits import Minidigits
 from protofed.tasks.models import mlp
 
@@ -142,7 +143,7 @@ def test_a_damaged_newest_checkpoint_costs_one_round_and_no_bit(
 def test_a_finished_run_is_loaded_not_repeated(experiment: Experiment, tmp_path: Path) -> None:
     first = execute(experiment, RunFolder(tmp_path))
 
-    class NoTraining:
+    class NoTraining(Sequential):
         def run(self, jobs: object) -> object:
             raise AssertionError("a finished run trained again")
 

@@ -184,18 +184,16 @@ def holds(leaf: Tensor, secret: Tensor) -> bool:
 # ---- doubles
 
 
-class ShuffledArrival:
+class ShuffledArrival(Sequential):
     """A runtime that does the jobs in another order than asked, and whose replies come in a third."""
 
     def run(self, jobs: Any) -> Iterator[tuple[str, Any]]:
         done = list(Sequential().run(reversed(list(jobs))))
         yield from done[1::2] + done[::2]
 
-    answer = Sequential().answer
-
 
 @dataclasses.dataclass(frozen=True)
-class Faulty:
+class Faulty(Sequential):
     """A runtime in which one client goes wrong in one round: it crashes, or it trains and sends nonsense."""
 
     client: str
@@ -210,8 +208,6 @@ class Faulty:
                 continue
             [(client, outcome)] = Sequential().run([job])
             yield client, Reply({"nonsense": torch.zeros(1)}, outcome.memory) if is_faulty else outcome
-
-    answer = Sequential().answer
 
 
 class ReversedClients:

@@ -162,7 +162,10 @@ def execute(
 ) -> Result:
     """Runs to the end, or to the end of the round in which `should_stop` becomes true."""
     with _threads(experiment.threads), folder.locked() if folder else contextlib.nullcontext():
-        return _Run(experiment, folder, observer or Silent()).go(resume, should_stop)
+        try:
+            return _Run(experiment, folder, observer or Silent()).go(resume, should_stop)
+        finally:
+            experiment.federation.runtime.close()
 
 
 class _Run:

@@ -84,17 +84,20 @@ class Federation:
             raise BadInput(f"training.minimum_replies is {minimum}, but only {sampled} clients take part in a round")
 
     def start(self) -> State:
+        self.runtime.open(self)
         clients = Participants(self, State(0, None, {}), self.ids, "setup")
         return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
 
     def advance(self, state: State) -> State:
         """The state after one more round."""
+        self.runtime.open(self)
         clients = Participants(self, state, self.sampled(state.round), "round")
         state = clients.after(self.method.round(state.server, clients))
         return replace(state, round=state.round + 1)
 
     def finish(self, state: State) -> State:
         """The state after the method's last word."""
+        self.runtime.open(self)
         clients = Participants(self, state, self.ids, "finish")
         finished = clients.after(self.method.finish(state.server, clients))
         traffic = {

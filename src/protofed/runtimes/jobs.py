@@ -5,10 +5,13 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from protofed.method import ClientId, Local, Reply, Request, Step
 from protofed.tree import Tree
+
+if TYPE_CHECKING:
+    from protofed.runtimes.federation import Federation
 
 
 class Reason(StrEnum):
@@ -50,6 +53,12 @@ class Job:
 
 
 class Runtime(Protocol):
+    def open(self, federation: "Federation") -> None:
+        """Makes ready to work for a federation; called before each phase, so it must cost nothing the second time."""
+
+    def close(self) -> None:
+        """Gives back what it holds; a later `open` makes it ready again."""
+
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
         """Does the jobs and gives back each client's reply or failure, in any order."""
 

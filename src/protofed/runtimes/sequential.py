@@ -4,7 +4,7 @@ It defines what every other runtime must reproduce.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,10 +18,19 @@ from protofed.runtimes.jobs import Failure, Job, failure_of
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 
+if TYPE_CHECKING:
+    from protofed.runtimes.federation import Federation
+
 T = TypeVar("T")
 
 
 class Sequential:
+    def open(self, federation: "Federation") -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
         for job in jobs:
             try:
