@@ -4,6 +4,7 @@ import io
 import json
 import re
 import runpy
+import shutil
 import sys
 import tomllib
 from collections.abc import Callable
@@ -11,7 +12,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import protofed
 from methods.conformance import CHECKS
@@ -19,6 +22,7 @@ from protofed.experiments import config
 from protofed.experiments.describe import settings_of
 from protofed.method import Method
 from protofed.methods import METHODS
+from protofed.reports.inspection import inspect
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "methods"
@@ -187,6 +191,63 @@ def test_the_worked_example_is_short_runs_and_passes_its_own_test(example: dict[
 def test_the_worked_example_conforms(example: dict[str, Any]) -> None:
     for check in CHECKS:
         check(example["ShortFeatures"]())
+
+
+# ---- the page on users' own data
+
+
+def made_scans(root: Path) -> None:
+    """The images of the page: grey ones at Leeds and Porto, coloured ones at Oslo, one of them cut short."""
+    noise = np.random.default_rng(0)
+
+    def draw(name: str, width: int, height: int, mode: str) -> None:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = noise.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).convert(mode).save(path)
+
+    for folder, count in (("leeds/benign", 40), ("leeds/malignant", 22), ("porto/benign", 18), ("porto/malignant", 25)):
+        for k in range(count):
+            draw(f"{folder}/{k:03}.png", 120, 100, "L")
+    for k in range(31):
+        draw(f"oslo/benign/{k:03}.png", *((640, 480) if k == 30 else (96, 96)), "RGB")
+    draw("porto/unclear/000.png", 120, 100, "L")
+    shutil.copy(root / "leeds/benign/007.png", root / "porto/benign/transfer.png")
+    damaged = root / "oslo/benign/012.png"
+    damaged.write_bytes(damaged.read_bytes()[:5000])
+    (root / "oslo/benign/case12.dcm").write_bytes(b"DICM")
+
+
+def made_patients(root: Path) -> None:
+    """The tables of the page."""
+    root.mkdir()
+    for site, count, unlabelled in (("leeds", 120, 5), ("oslo", 45, 1), ("porto", 80, 3)):
+        lines = ["record,age,sex,smoker,cholesterol,ward,scanner,outcome"]
+        for k in range(count):
+            cholesterol = "" if site == "oslo" else f"{140 + 37 * k % 113 + k % 10 / 10}"
+            ward = "ICU" if site == "porto" and k % 3 == 0 else str(k % 3 + 1)
+            outcome = "" if k < unlabelled else "ill" if 7 * k % 20 < 9 else "well"
+            measured = f"{30 + 17 * k % 60},{'fm'[k % 2]},{('no', 'yes', '')[k % 3]},{cholesterol}"
+            lines.append(f"{site[0].upper()}{k + 1:04},{measured},{ward},MR,{outcome}")
+        (root / f"{site}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_the_answers_on_the_page_of_own_data_are_those_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made_scans(tmp_path / "scans")
+    made_patients(tmp_path / "patients")
+    text = (ROOT / "docs" / "your-data.md").read_text(encoding="utf-8")
+    shown = [block for block in blocks(text, "") if not block.startswith(("protofed ", "scans/", "patients/"))]
+    scans, patients = Path("scans"), Path("patients")
+    images, candidates, tables = shown
+    assert images == inspect(scans).text + "\n"
+    assert f" {candidates}" in inspect(patients).text
+    assert tables == inspect(patients, label="outcome", write=Path("patients.toml")).text + "\n"
+    [file] = blocks(text, "toml")
+    assert file == Path("patients.toml").read_text(encoding="utf-8")
+    assert inspect(scans, skip_damaged=True, write=Path("scans.toml")).written is not None
 
 
 # ---- all documents
