@@ -18,6 +18,7 @@ from protofed.experiments import config
 from protofed.experiments.run import execute
 from protofed.reports import inspection
 from protofed.reports.inspection import Inspection, inspect
+from protofed.sources import sites
 from protofed.tasks import TASKS
 from protofed.tasks.own import Own
 
@@ -487,7 +488,7 @@ def test_a_file_that_is_there_is_never_written_over(
     scans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = write(tmp_path / "own.toml", "mine")
-    monkeypatch.setattr(inspection.sites, "kind_of", lambda path: pytest.fail("it is said before anything is read"))
+    monkeypatch.setattr(sites, "kind_of", lambda path: pytest.fail("it is said before anything is read"))
     with pytest.raises(BadInput, match=r"own\.toml: is there already"):
         inspect(scans, write=target)
     with pytest.raises(BadInput, match="is there already"):
