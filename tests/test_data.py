@@ -1,5 +1,7 @@
 """Plans read every example once per epoch, and transforms do what slow code does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -93,6 +95,7 @@ def test_the_mean_of_a_batch_ignores_filler() -> None:
         torch.tensor([1.0, 1.0, 0.0, 0.0]),
         torch.arange(4),
         torch.tensor(True),
+        torch.tensor(0),
     )
     assert batch.mean(torch.tensor([1.0, 4.0, 100.0, 100.0])) == 2.5
     logits = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, -9.0], [9.0, -9.0]])
@@ -101,7 +104,7 @@ def test_the_mean_of_a_batch_ignores_filler() -> None:
 
 
 def test_the_mean_of_filler_alone_is_zero() -> None:
-    batch = Batch(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.arange(2), torch.tensor(True))
+    batch = Batch(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.arange(2), torch.tensor(True), torch.tensor(0))
     assert batch.mean(torch.tensor([3.0, 4.0])) == 0
 
 
@@ -185,7 +188,5 @@ def test_what_is_padded_in_is_black_before_it_is_normalised() -> None:
     transform = Transform(mean=(0.5,), std=(0.5,), pad=2)
     draws = Draws(torch.zeros(1, 1, 2, dtype=torch.int64), None, None)
     plan = evaluation_plan(Data.of(x, torch.zeros(1, dtype=torch.int64)))
-    batch = batch_at(
-        Data.of(x, torch.zeros(1)), type(plan)(plan.index, plan.weight, plan.is_last_epoch, draws), 0, transform
-    )
+    batch = batch_at(Data.of(x, torch.zeros(1)), replace(plan, draws=draws), 0, transform)
     assert batch.x.unique().tolist() == [-1.0]

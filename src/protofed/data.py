@@ -6,6 +6,7 @@ at weight 0. They count in no loss; a BatchNorm layer in training mode does see 
 """
 
 from dataclasses import dataclass
+from functools import cache
 from math import ceil, radians
 from typing import Literal
 
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.errors import BadInput
+from protofed.seeds import normal
 from protofed.tree import record
 
 EVALUATION_BATCH = 256
@@ -26,6 +28,11 @@ class Batch:
     weight: Tensor  # (B,), 0 for the rows that only fill the batch
     index: Tensor  # (B,), rows of the store, by which a context may hold more about an example
     is_last_epoch: Tensor  # (), whether this is the last pass of the fit over the data
+    number: Tensor  # (), int64, different for every batch: what its draws depend on
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal draws of this batch: for losses, which must not draw in any other way."""
+        return normal(self.number, *shape)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the rows that count."""
@@ -55,6 +62,10 @@ class Data:
     def labels(self) -> Tensor:
         return self.y[self.index]
 
+    def inputs(self, index: Tensor) -> Tensor:
+        """Rows of the store, where the index is: the store may be too large for that device."""
+        return self.x[index.to(self.x.device)].to(index.device)
+
     def __len__(self) -> int:
         return len(self.index)
 
@@ -76,6 +87,7 @@ class Plan:
     index: Tensor  # (S, B), rows of the store
     weight: Tensor  # (S, B)
     is_last_epoch: Tensor  # (S,), bool
+    number: Tensor  # (S,), int64
     draws: Draws
 
 
@@ -131,8 +143,7 @@ class Transform:
     def normalise(self, x: Tensor) -> Tensor:
         if not self.mean:
             return x
-        mean, std = torch.tensor(self.mean, device=x.device), torch.tensor(self.std, device=x.device)
-        return (x - mean[:, None, None]) / std[:, None, None]
+        return (x - _constant(self.mean, x.device)) / _constant(self.std, x.device)
 
     def clean(self, x: Tensor) -> Tensor:
         """Stored examples as inputs, unvaried."""
@@ -147,7 +158,8 @@ def training_plan(data: Data, size: int, epochs: int, transform: Transform, gene
     weight = (torch.arange(steps * size) < n).float().view(steps, size).repeat(epochs, 1)
     last = torch.arange(epochs * steps) >= (epochs - 1) * steps
     draws = transform.draw(generator, epochs * steps, size)
-    return Plan(data.index[order].view(-1, size), weight, last, draws)
+    number = torch.randint(2**62, (epochs * steps,), generator=generator)
+    return Plan(data.index[order].view(-1, size), weight, last, number, draws)
 
 
 def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
@@ -158,13 +170,20 @@ def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
     position = torch.arange(steps * size)
     weight = (position < n).float().view(steps, size)
     index = data.index[position % n].view(steps, size)
-    return Plan(index, weight, torch.ones(steps, dtype=torch.bool), Draws(None, None, None))
+    return Plan(index, weight, torch.ones(steps, dtype=torch.bool), torch.arange(steps), Draws(None, None, None))
 
 
 def batch_at(data: Data, plan: Plan, step: int, transform: Transform) -> Batch:
     index = plan.index[step]
-    x = transform.vary(transform.scale(data.x[index]), plan.draws.at(step))
-    return Batch(transform.normalise(x), data.y[index], plan.weight[step], index, plan.is_last_epoch[step])
+    x = transform.vary(transform.scale(data.inputs(index)), plan.draws.at(step))
+    is_last, number = plan.is_last_epoch[step], plan.number[step]
+    return Batch(transform.normalise(x), data.y[index], plan.weight[step], index, is_last, number)
+
+
+@cache
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers of the channels (C, 1, 1), made once: a captured step may not bring them to a device."""
+    return torch.tensor(values, device=device)[:, None, None]
 
 
 def _crop(x: Tensor, offset: Tensor, height: int, width: int) -> Tensor:

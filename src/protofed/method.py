@@ -91,9 +91,9 @@ class Task:
 
     @property
     def example(self) -> Tensor:
-        """One input, as networks see it."""
+        """One input, as networks see it, where new tensors are made."""
         data = next(iter(self.clients.values()))
-        return self.transform.clean(data.x[data.index[:1]])
+        return self.transform.clean(data.inputs(data.index[:1]).to(torch.get_default_device()))
 
 
 def _check(data: Data, where: str, num_classes: int) -> None:

@@ -9,9 +9,10 @@ import hashlib
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from protofed.errors import BadInput
@@ -20,6 +21,11 @@ from protofed.tree import Params, select
 Parts = dict[str, nn.Module]
 Patterns = tuple[str, ...]
 """Shell patterns of names in `Params`, such as `("features.*",)`."""
+
+Precision = Literal["float32", "tf32", "bf16"]
+"""What matrix products and convolutions are computed in; weights, sums and losses are float32 always."""
+
+_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 Slot = tuple[dict[str, Any], str, str, bool]
 """Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
@@ -44,6 +50,10 @@ class Networks:
         self._feature_dim: int | None = None
         parts = self._seeded_parts(seed=0)
         _refuse_unusable(parts)
+        self.signature = _signature(parts)
+        """Equal only for networks that differ in nothing but weights."""
+        for module in parts.values():
+            module.to(torch.get_default_device())
         self._modes = {False: copy.deepcopy(parts), True: parts}
         for training, modules in self._modes.items():
             for module in modules.values():
@@ -60,8 +70,8 @@ class Networks:
         self.initial_buffers = {n: t.detach().clone() for n, t in state.items() if n not in self.trainable}
         self.normalisation = tuple(name for part, module in parts.items() for name in _normalising(part, module))
         """Names of the entries of `Params` that belong to layers of normalisation, weights and statistics."""
-        self.signature = _signature(parts)
-        """Equal only for networks that differ in nothing but weights."""
+        self.draws = any(isinstance(layer, _DROPOUTS) for module in parts.values() for layer in module.modules())
+        """Whether a layer draws from torch's own generator."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -70,7 +80,10 @@ class Networks:
     def init(self, seed: int) -> Params:
         """Fresh weights. A part's weights depend on the seed and on the parts built before it."""
         state = _state(self._seeded_parts(seed))
-        return {name: leaf.detach().clone(memory_format=torch.contiguous_format) for name, leaf in state.items()}
+        device = torch.get_default_device()
+        return {
+            name: leaf.detach().to(device).clone(memory_format=torch.contiguous_format) for name, leaf in state.items()
+        }
 
     def check(self, params: Params) -> None:
         """Refuses weights of other networks."""
@@ -82,8 +95,8 @@ class Networks:
                     f"weights of other networks: {name} is {tuple(params[name].shape)}, not {tuple(shape)}"
                 )
 
-    def model(self, params: Params, *, training: bool = False) -> "Model":
-        return Model(self, params, training=training)
+    def model(self, params: Params, *, training: bool = False, precision: "Precision" = "float32") -> "Model":
+        return Model(self, params, training=training, precision=precision)
 
     def call(self, part: str, params: Params, training: bool, *inputs: Any) -> Any:
         """What a part gives at these weights; buffers of `params` change in place if it changes them."""
@@ -106,7 +119,7 @@ class Networks:
                     )
 
     def _seeded_parts(self, seed: int) -> Parts:
-        with torch.random.fork_rng(devices=[]):
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # the same weights wherever they are used
             torch.default_generator.manual_seed(seed)
             parts = self._build()
         for module in parts.values():
@@ -124,10 +137,11 @@ class Networks:
 class Model:
     """Networks at given weights: `model.features(x)`, `model.classifier(z)`, and any other part by its name."""
 
-    def __init__(self, networks: Networks, params: Params, *, training: bool) -> None:
+    def __init__(self, networks: Networks, params: Params, *, training: bool, precision: Precision = "float32") -> None:
         self.networks = networks
         self.params = params
         self.training = training
+        self.precision = precision
         self._known: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
 
     def __getattr__(self, part: str) -> Callable[..., Tensor]:
@@ -139,12 +153,20 @@ class Model:
         """What a part gives. In training, features of one batch are computed once, however many terms of a loss ask for
         them: so they are the same for all, and statistics of BatchNorm see the batch once."""
         if part != "features" or not self.training or len(inputs) != 1:
-            return self.networks.call(part, self.params, self.training, *inputs)
+            return self._computed(part, *inputs)
         (x,) = inputs
         known = self._known.get((part, id(x)))
         if known is None:  # the input is kept with the output, or another tensor could be given its place
-            known = self._known[part, id(x)] = x, self.networks.call(part, self.params, self.training, x)
+            known = self._known[part, id(x)] = x, self._computed(part, x)
         return known[1]
+
+    def _computed(self, part: str, *inputs: Any) -> Any:
+        """With bf16, layers that gain by it work in it; what a part gives is float32 again, and so are all losses."""
+        if self.precision != "bf16":
+            return self.networks.call(part, self.params, self.training, *inputs)
+        with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):
+            output = self.networks.call(part, self.params, self.training, *inputs)
+        return pytree.tree_map(lambda leaf: leaf.float() if isinstance(leaf, Tensor) else leaf, output)
 
     def embedding(self, z: Tensor) -> Tensor:
         """What the classifier reads: the features, through the part `projection` if there is one."""
@@ -163,12 +185,17 @@ class Model:
         """The parameters, without the buffers."""
         return select(self.params, self.networks.trainable)
 
+    def at(self, params: Params) -> "Model":
+        """The same networks at other weights."""
+        return Model(self.networks, params, training=self.training, precision=self.precision)
+
     def frozen(self, params: Params) -> "Model":
         """The same networks at other weights, as a teacher: evaluation mode, no gradient into its weights."""
-        return Model(self.networks, {name: leaf.detach() for name, leaf in params.items()}, training=False)
+        detached = {name: leaf.detach() for name, leaf in params.items()}
+        return Model(self.networks, detached, training=False, precision=self.precision)
 
 
-RESERVED = {name for name in dir(Model) if not name.startswith("__")} | {"networks", "params", "training"}
+RESERVED = {name for name in dir(Model) if not name.startswith("__")} | {"networks", "params", "training", "precision"}
 
 
 def _drop_batch_counters(module: nn.Module) -> None:

@@ -7,7 +7,8 @@ as sharpness-aware minimisation does.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol, Self, runtime_checkable
+from itertools import repeat
+from typing import Annotated, Any, Protocol, Self, runtime_checkable
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -62,11 +63,28 @@ class Sgd:
         weights = tuple(params.values())
         grads = _clipped(tuple(gradient(params).values()), self.clip_norm)
         if self.weight_decay:
-            grads = torch._foreach_add(grads, weights, alpha=self.weight_decay)
+            grads = _each("add", grads, weights, alpha=self.weight_decay)
         if self.momentum:
-            state = torch._foreach_add(torch._foreach_mul(state, self.momentum), grads)
-            grads = torch._foreach_add(grads, state, alpha=self.momentum) if self.nesterov else state
-        return _named(params, torch._foreach_add(weights, grads, alpha=-self.lr)), state
+            state = _each("add", _each("mul", state, self.momentum), grads)
+            grads = _each("add", grads, state, alpha=self.momentum) if self.nesterov else state
+        return _named(params, _descended(weights, grads, self.lr)), state
+
+    def step_in_place(self, gradient: Gradient, params: Params, state: Tensors) -> tuple[Params, Tensors]:
+        """The same step, but weights and state are changed where they are: on a GPU it moves a third of the bytes."""
+        grads = _clipped(tuple(gradient(params).values()), self.clip_norm)
+        torch._fused_sgd_(
+            list(params.values()),
+            [_laid_out(grad, leaf) for grad, leaf in zip(grads, params.values(), strict=True)],
+            list(state),
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=self.nesterov,
+            maximize=False,
+            is_first_step=False,
+        )
+        return params, state
 
 
 @dataclass(frozen=True)
@@ -99,15 +117,15 @@ class Adam:
         weights = tuple(params.values())
         grads = _clipped(tuple(gradient(params).values()), self.clip_norm)
         if self.weight_decay:
-            grads = torch._foreach_add(grads, weights, alpha=self.weight_decay)
+            grads = _each("add", grads, weights, alpha=self.weight_decay)
         steps = steps + 1
-        first = torch._foreach_lerp(first, grads, 1 - self.beta1)
-        second = torch._foreach_addcmul(torch._foreach_mul(second, self.beta2), grads, grads, value=1 - self.beta2)
+        first = _each("lerp", first, grads, 1 - self.beta1)
+        second = _each("addcmul", _each("mul", second, self.beta2), grads, grads, value=1 - self.beta2)
         size = self.lr / (1 - self.beta1**steps)
         spread = (1 - self.beta2**steps).sqrt()
-        scales = torch._foreach_add(torch._foreach_div(torch._foreach_sqrt(second), spread), self.eps)
-        moves = torch._foreach_mul(torch._foreach_div(first, scales), -size)
-        return _named(params, torch._foreach_add(weights, moves)), (first, second, steps)
+        scales = _each("add", _each("div", _each("sqrt", second), spread), self.eps)
+        moves = _each("mul", _each("div", first, scales), -size)
+        return _named(params, _each("add", weights, moves)), (first, second, steps)
 
 
 @dataclass(frozen=True)
@@ -140,8 +158,8 @@ class Sam(_SharpnessAware):
     def climbed(self, gradient: Gradient, params: Params) -> Params:
         """w + ρ g / ‖g‖."""
         grads = tuple(gradient(params).values())
-        moves = torch._foreach_mul(grads, self.rho / (_norm(grads) + 1e-12))
-        return _named(params, torch._foreach_add(tuple(params.values()), moves))
+        moves = _each("mul", grads, self.rho / (_norm(grads) + 1e-12))
+        return _named(params, _each("add", tuple(params.values()), moves))
 
 
 @dataclass(frozen=True)
@@ -159,20 +177,71 @@ class Asam(_SharpnessAware):
         scales = tuple(
             leaf.abs() + self.eta if "weight" in name else torch.ones_like(leaf) for name, leaf in params.items()
         )
-        scaled = torch._foreach_mul(tuple(gradient(params).values()), scales)
-        moves = torch._foreach_mul(torch._foreach_mul(scaled, scales), self.rho / (_norm(scaled) + 1e-12))
-        return _named(params, torch._foreach_add(weights, moves))
+        scaled = _each("mul", tuple(gradient(params).values()), scales)
+        moves = _each("mul", _each("mul", scaled, scales), self.rho / (_norm(scaled) + 1e-12))
+        return _named(params, _each("add", weights, moves))
 
 
 OPTIMIZERS: dict[str, type[Sgd | Adam | Sam | Asam]] = {"sgd": Sgd, "adam": Adam, "sam": Sam, "asam": Asam}
+
+
+def rate_of(optimizer: Optimizer) -> float | None:
+    """The learning rate of an optimiser of this module; None for others."""
+    match optimizer:
+        case Sgd() | Adam():
+            return optimizer.lr
+        case _SharpnessAware():
+            return optimizer.base.lr
+    return None
+
+
+def at_rate(optimizer: Optimizer, lr: Any) -> Optimizer:
+    """The same with another learning rate, which a tensor may hold: then it may change without a change of code."""
+    match optimizer:
+        case Sgd() | Adam():
+            return replace(optimizer, lr=lr)
+        case _SharpnessAware():
+            return replace(optimizer, base=replace(optimizer.base, lr=lr))
+    raise TypeError(f"{optimizer!r} has no learning rate that could be set")
 
 
 def _named(params: Params, leaves: Tensors) -> Params:
     return dict(zip(params, leaves, strict=True))
 
 
+def _descended(weights: Tensors, grads: Tensors, lr: float | Tensor) -> Tensors:
+    if isinstance(lr, Tensor):
+        return _each("add", weights, _each("mul", grads, -lr))
+    return _each("add", weights, grads, alpha=-lr)
+
+
+def _each(operation: str, first: Tensors, *others: Tensors | Tensor | float, **settings: float) -> Tensors:
+    """An operation of torch on each tensor: in few kernels, or one by one under vmap, which has no rule for that."""
+    if not _is_mapped(first, *others):
+        foreach: Callable[..., Tensors] = getattr(torch, f"_foreach_{operation}")
+        return foreach(first, *others, **settings)
+    columns = [other if isinstance(other, tuple | list) else repeat(other) for other in others]
+    rows = zip(first, *columns, strict=False)  # what is repeated has no end
+    return tuple(getattr(torch, operation)(*row, **settings) for row in rows)
+
+
+def _is_mapped(*operands: Tensors | Tensor | float) -> bool:
+    """Whether vmap is at work on any of them."""
+    tensors = (t for operand in operands for t in (operand if isinstance(operand, tuple | list) else (operand,)))
+    return any(isinstance(t, Tensor) and torch._C._functorch.is_batchedtensor(t) for t in tensors)
+
+
+def _laid_out(grad: Tensor, leaf: Tensor) -> Tensor:
+    """The gradient in the memory layout of its weights, which a fused step takes for granted."""
+    return grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
+
+
 def _norm(grads: Tensors) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    if _is_mapped(grads):
+        norms = [torch.linalg.vector_norm(grad) for grad in grads]
+    else:
+        norms = list(torch._foreach_norm(grads))
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 
 
@@ -180,4 +249,4 @@ def _clipped(grads: Tensors, limit: float) -> Tensors:
     """As torch.nn.utils.clip_grad_norm_ does."""
     if not limit:
         return grads
-    return torch._foreach_mul(grads, (limit / (_norm(grads) + 1e-6)).clamp(max=1.0))
+    return _each("mul", grads, (limit / (_norm(grads) + 1e-6)).clamp(max=1.0))

@@ -26,7 +26,10 @@ def to_arrays(value: tree.Tree) -> dict[str, Tensor]:
 
 def num_bytes(value: tree.Tree) -> int:
     """The bytes of a tree's tensors at their own precision, without the names and shapes that travel with them."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in to_arrays(value).values())
+    leaves = tree.leaves(value)
+    if not all(isinstance(leaf, Tensor) for leaf in leaves):
+        to_arrays(value)  # says which is none
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves)
 
 
 def from_arrays(arrays: dict[str, Tensor], like: T) -> T:

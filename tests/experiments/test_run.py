@@ -17,10 +17,11 @@ import protofed
 from experiment_doubles import parts, small_experiment, small_task
 from protofed import BadInput, Data, RunFailed, Task, wire
 from protofed.experiments import checkpoint, config
-from protofed.experiments.config import EvaluationSettings, RuntimeSettings
+from protofed.experiments.config import EvaluationSettings
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import METRICS, Experiment, Result, Round, at_home, execute, parsed, summarised
 from protofed.networks import Parts
+from protofed.runtimes import RuntimeSettings
 from protofed.runtimes.federation import Training
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks.minidigits import Minidigits

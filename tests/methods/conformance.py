@@ -233,7 +233,7 @@ def identity_model(weight: list[list[float]] | Tensor) -> Model:
 def batch_of(x: Any, y: Any, weight: Any = None) -> Batch:
     x, y = torch.as_tensor(x, dtype=torch.float32), torch.as_tensor(y)
     weight = torch.ones(len(y)) if weight is None else torch.as_tensor(weight, dtype=torch.float32)
-    return Batch(x, y, weight, torch.arange(len(y)), torch.tensor(True))
+    return Batch(x, y, weight, torch.arange(len(y)), torch.tensor(True), torch.tensor(0))
 
 
 def loaded(params: Params, client: str = "", *, training: bool) -> Parts:

@@ -188,7 +188,9 @@ def test_a_client_trains_by_cross_entropy_of_the_scaled_cosines() -> None:
     params = state.server.params
     own = {name: leaf.clone().requires_grad_(name in model.networks.trainable) for name, leaf in params.items()}
     data = TASK.clients["ann"]
-    batch = Batch(TASK.transform.clean(data.x), data.y, torch.ones(len(data)), data.index, torch.tensor(True))
+    batch = Batch(
+        TASK.transform.clean(data.x), data.y, torch.ones(len(data)), data.index, torch.tensor(True), torch.tensor(0)
+    )
     loss = method.loss(of.networks_of("ann").model(own, training=True), batch, state.server, None)
     found = torch.autograd.grad(loss, [own["features.0.weight"], own["classifier.scale"]])
     features = loaded(without(params, ("classifier.*",)), training=True)["features"]
@@ -203,7 +205,9 @@ def test_at_the_start_of_a_tiny_scale_the_loss_is_log_c() -> None:
     of = federation(FedNH(initial_scale=1e-6))
     model = of.networks_of("ann").model(of.start().server.params, training=True)
     data = TASK.clients["ann"]
-    batch = Batch(TASK.transform.clean(data.x), data.y, torch.ones(len(data)), data.index, torch.tensor(True))
+    batch = Batch(
+        TASK.transform.clean(data.x), data.y, torch.ones(len(data)), data.index, torch.tensor(True), torch.tensor(0)
+    )
     assert of.method.loss(model, batch, None, None).item() == pytest.approx(log(CLASSES), abs=1e-5)
 
 

@@ -383,7 +383,7 @@ def means_by_hand(params: Params, data: Any) -> Prototypes:
 # ---- the clustering
 
 
-class Spy:
+class Spy(Sequential):
     """A runtime that does everything right, writes down who did what, and can make a step fail at a client."""
 
     def __init__(self, fails: tuple[str, str] = ("", ""), times: int = 0) -> None:

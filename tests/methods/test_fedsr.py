@@ -29,11 +29,10 @@ from methods.conformance import (
     usual,
     usual_reply,
 )
-from protofed.data import Batch
-from protofed.method import Total
 from protofed.methods.families import OwnWeights, Weights
 from protofed.methods.fedsr import REFERENCE, FedSR, ReferenceGaussians, divergence
 from protofed.networks import Model, Networks, Parts, matching, without
+from protofed.seeds import normal
 from protofed.tree import Mean, Params
 
 SETTINGS = {
@@ -145,15 +144,12 @@ def test_the_information_is_the_divergence_and_not_of_the_sample() -> None:
     assert found.item() == pytest.approx(log(2) + 0.5 * expected.item(), abs=1e-4)
 
 
-def test_a_sample_is_mean_and_spread_times_noise_of_the_default_generator() -> None:
+def test_a_sample_is_mean_and_spread_times_the_noise_of_its_batch() -> None:
     batch = batch_of([[0.0] * 3] * 4, [0, 1, 0, 1])
     model = constant_model([1.0, 2.0, 2.0], 0.3)
     method = FedSR(length_weight=1.0, information_weight=0.0, length="square")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        found = method.loss(model, batch, Weights({}), OwnWeights({}))
-        torch.manual_seed(5)
-        z = torch.tensor([1.0, 2.0, 2.0]) + F.softplus(torch.tensor(0.3)) * torch.randn(4, 3)
+    found = method.loss(model, batch, Weights({}), OwnWeights({}))
+    z = torch.tensor([1.0, 2.0, 2.0]) + F.softplus(torch.tensor(0.3)) * batch.normal(4, 3)
     assert found.item() == pytest.approx(log(2) + z.square().sum(-1).mean().item(), rel=1e-5)
 
 
@@ -168,13 +164,10 @@ def test_the_gradient_is_that_of_plain_torch() -> None:
     wanted = ["gaussian.weight", "gaussian.bias", "reference.mean", "reference.raw_spread", "reference.scale"]
     plain = {name: params[name].clone().requires_grad_() for name in wanted}
     parts = loaded(matching(params, ("features.*", "classifier.*")), training=True)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        loss = method.loss(networks.model(own, training=True), batch, state.server, state.memories["ann"])
-        torch.manual_seed(1)
-        both = F.linear(parts["features"](batch.x), plain["gaussian.weight"], plain["gaussian.bias"])
-        mean, spread = both[:, :FEATURES], F.softplus(both[:, FEATURES:])
-        z = mean + spread * torch.randn(len(data), FEATURES)
+    loss = method.loss(networks.model(own, training=True), batch, state.server, state.memories["ann"])
+    both = F.linear(parts["features"](batch.x), plain["gaussian.weight"], plain["gaussian.bias"])
+    mean, spread = both[:, :FEATURES], F.softplus(both[:, FEATURES:])
+    z = mean + spread * batch.normal(len(data), FEATURES)
     scale = plain["reference.scale"]
     reference = Normal(plain["reference.mean"][batch.y], F.softplus(plain["reference.raw_spread"])[batch.y])
     information = kl_divergence(Normal(scale * mean, scale * spread), reference).sum(-1)
@@ -196,11 +189,9 @@ def test_prediction_is_the_mean_of_the_softmax_over_samples(samples: int) -> Non
     of, state = federation(method), usual(method, 1)
     params, message = method.public(state.server)
     model, x = of.networks_of("ann").model(params), TASK.transform.clean(TASK.tests["domain 0"].x)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(2)
+    with torch.no_grad():
         found = method.predict(model, x, message, None)
-        torch.manual_seed(2)
-        noise = torch.randn(samples, len(x), FEATURES)
+        noise = normal(torch.tensor(0), samples, len(x), FEATURES)
         both = model.gaussian(model.features(x))
         shares = [
             model.classifier(both[:, :FEATURES] + F.softplus(both[:, FEATURES:]) * one).double().softmax(-1)
@@ -220,21 +211,14 @@ def test_without_spread_all_samples_agree_with_the_plain_classifier() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 
 
-def test_a_request_predicts_the_same_twice_and_leaves_the_global_generator_alone() -> None:
+def test_predictions_repeat_and_leave_the_global_generator_alone() -> None:
     of, state = federation(FedSR()), usual(FedSR(), 2)
     params, message = FedSR().public(state.server)
-    data = TASK.tests["domain 0"]
-
-    def scores(model: Model, batch: Batch) -> Tensor:
-        return FedSR().predict(model, batch.x, message, None)
-
-    def answer(seed: int) -> Tensor:
-        return of.runtime.answer(Total(of.networks_of("ann"), params, (), data, TASK.transform, seed, scores))
-
+    model, x = of.networks_of("ann").model(params), TASK.transform.clean(TASK.tests["domain 0"].x)
     before = torch.random.get_rng_state()
-    first, again, other = answer(0), answer(0), answer(1)
+    with torch.no_grad():
+        first, again = (FedSR().predict(model, x, message, None) for _ in range(2))
     assert torch.equal(first, again)
-    assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 

@@ -302,7 +302,7 @@ def test_the_loss_of_the_server_is_equation_17(contrast: bool, augmentation: boo
     rows = [7, 2, 0, 5, 9, 8, 3, 1]
     index = torch.tensor([*rows, 7, 2])  # the last two only fill the batch
     weight = torch.tensor([1.0] * 8 + [0.0] * 2)
-    batch = Batch(pool.mean[index], pool.label[index], weight, index, torch.tensor(True))
+    batch = Batch(pool.mean[index], pool.label[index], weight, index, torch.tensor(True), torch.tensor(0))
     is_known = torch.tensor([True, True, False, True])
     found = method.calibration_loss(networks.model(params, training=True), batch, pool, partners, is_known)
     parts = method.networks(TASK, "ann")

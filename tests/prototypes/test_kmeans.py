@@ -166,11 +166,20 @@ def test_principal_axes_are_those_of_scikit_learn() -> None:
     torch.testing.assert_close(axes * signs[:, None], torch.from_numpy(reference.components_))
 
 
-@pytest.mark.parametrize(("shape", "dims"), [((4, 50), 4), ((50, 3), 3), ((1, 6), 1)])
-def test_there_are_no_more_axes_than_points_or_dimensions(shape: tuple[int, int], dims: int) -> None:
+@pytest.mark.parametrize(("shape", "dims", "rank"), [((4, 50), 4, 3), ((50, 3), 3, 3), ((1, 6), 1, 0)])
+def test_there_are_no_more_axes_than_points_or_dimensions(shape: tuple[int, int], dims: int, rank: int) -> None:
     _, axes = principal_axes(torch.rand(shape, generator=draws()), 10)
     assert axes.shape == (dims, shape[1])
-    torch.testing.assert_close(axes @ axes.T, torch.eye(dims, dtype=torch.float64))
+    # n points about their mean vary in n − 1 directions; the rest would be rounding, and is nothing.
+    torch.testing.assert_close(axes @ axes.T, torch.diag((torch.arange(dims) < rank).double()))
+
+
+def test_an_axis_points_to_where_its_largest_component_is_positive() -> None:
+    points = torch.rand(12, 40, generator=draws())
+    _, axes = principal_axes(points, 5)
+    _, mirrored = principal_axes(-points, 5)
+    torch.testing.assert_close(axes, mirrored)
+    assert (axes.gather(1, axes.abs().argmax(1, keepdim=True)) > 0).all()
 
 
 # ---- partitions

@@ -38,6 +38,11 @@ def evaluate_areas(federation: Federation, state: State) -> AreaScores:
     classes = federation.task.num_classes
     if classes != 2:
         raise BadInput(f"task {federation.task.name}: areas under the curve need 2 classes, not {classes}")
+    with federation.runtime.open(federation):
+        return _evaluated(federation, state)
+
+
+def _evaluated(federation: Federation, state: State) -> AreaScores:
     domain_of = federation.task.domain_of
     public = federation.method.public(state.server)
     if public is not None:

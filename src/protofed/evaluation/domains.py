@@ -4,7 +4,7 @@ A method with a public model is judged by that model. Where every client has its
 unweighted mean over the clients' models.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -44,17 +44,25 @@ class Scores:
 
 def evaluate(federation: Federation, state: State) -> Scores:
     """How well the federation classifies the test set of each domain."""
+    with federation.runtime.open(federation):
+        return _evaluated(federation, state)
+
+
+def _evaluated(federation: Federation, state: State) -> Scores:
     tests, domain_of = federation.task.tests, federation.task.domain_of
     public = federation.method.public(state.server)
     if public is not None:
         params, message = public
         networks = federation.networks_of(federation.ids[0])
-        shared = {d: confusion(federation, networks, params, (message, None), data) for d, data in tests.items()}
-        domains = {domain: top1(matrix) for domain, matrix in shared.items()}
+        matrices = confusions(federation, [(networks, params, (message, None), data) for data in tests.values()])
+        domains = {domain: top1(matrix) for domain, matrix in zip(tests, matrices, strict=True)}
         by_client = dict.fromkeys(federation.ids, domains)
-        everywhere = top1(torch.stack(list(shared.values())).sum(0))
+        everywhere = top1(torch.stack(matrices).sum(0))
     else:
-        by_client = {client: _own_accuracies(federation, state, client) for client in federation.ids}
+        models = [_own_model(federation, state, client) for client in federation.ids]
+        matrices = confusions(federation, [(*model, data) for model in models for data in tests.values()])
+        found = iter(matrices)
+        by_client = {client: {domain: top1(next(found)) for domain in tests} for client in federation.ids}
         domains = {domain: fmean(own[domain] for own in by_client.values()) for domain in tests}
         everywhere = None
     homes = {client: by_client[client][domain] for client, domain in domain_of.items()}
@@ -62,19 +70,27 @@ def evaluate(federation: Federation, state: State) -> Scores:
     return Scores(judged, domains, homes, everywhere)
 
 
-def _own_accuracies(federation: Federation, state: State, client: ClientId) -> dict[str, float]:
+Looking = tuple[Networks, Params, tuple[Tree, ...], Data]
+"""A model, what its predictions know, and the examples that it is shown."""
+
+
+def _own_model(federation: Federation, state: State, client: ClientId) -> tuple[Networks, Params, tuple[Tree, ...]]:
     message = federation.method.message_for(state.server, client)
     memory = federation.memory_of(state, client, message)
     params = federation.method.local_weights(message, memory)
-    networks, tests = federation.networks_of(client), federation.task.tests
-    return {d: top1(confusion(federation, networks, params, (message, memory), data)) for d, data in tests.items()}
+    return federation.networks_of(client), params, (message, memory)
+
+
+def confusions(federation: Federation, models: Sequence[Looking]) -> list[Tensor]:
+    """The confusion matrix (C, C) of each model on its examples, in float64, on the CPU."""
+    transform, statistic = federation.task.transform, federation.method.confusion
+    seed = derive_seed(federation.training.seed, "evaluate")
+    requests = [Total(*model, transform, seed, statistic) for model in models]
+    return list(torch.stack(federation.runtime.answers(requests)).double().cpu())
 
 
 def confusion(
     federation: Federation, networks: Networks, params: Params, context: tuple[Tree, ...], *tests: Data
 ) -> Tensor:
     """The confusion matrix (C, C) of a model on these test sets together, in float64."""
-    answer, transform = federation.runtime.answer, federation.task.transform
-    seed = derive_seed(federation.training.seed, "evaluate")
-    requests = (Total(networks, params, context, data, transform, seed, federation.method.confusion) for data in tests)
-    return torch.stack([answer(request).double() for request in requests]).sum(0)
+    return torch.stack(confusions(federation, [(networks, params, context, data) for data in tests])).sum(0)

@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-from protofed.experiments.config import Config, EvaluationSettings, RuntimeSettings, checked
+from protofed.experiments.config import Config, EvaluationSettings, checked
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Observer, Result, execute
 from protofed.experiments.sections import chosen
 from protofed.method import Method, Task
 from protofed.methods import METHODS
 from protofed.optim import Optimizer, Sgd
+from protofed.runtimes import RuntimeSettings
 from protofed.runtimes.federation import Training
 from protofed.tasks import TASKS
 
@@ -27,7 +28,7 @@ def run(
     seed: int = 0,
     evaluate_every: int = 1,
     evaluate_clients_every: int = 0,
-    threads: int = 1,
+    runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
     resume: bool = False,
     observer: Observer | None = None,
@@ -40,7 +41,7 @@ def run(
         task=chosen(TASKS, task, "task")() if isinstance(task, str) else task,
         method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),
         training=checked(Training(rounds, epochs, batch_size, fraction, minimum_replies, seed, optimizer)),
-        runtime=checked(RuntimeSettings(threads=threads)),
+        runtime=checked(RuntimeSettings(name=runtime) if isinstance(runtime, str) else runtime),  # type: ignore[arg-type]
         evaluation=checked(EvaluationSettings(every=evaluate_every, clients=evaluate_clients_every)),
     )
     place = RunFolder(Path(folder)) if folder is not None else None

@@ -24,19 +24,12 @@ from protofed.experiments.sections import Problem, Problems, filled, named, near
 from protofed.method import Method, Task
 from protofed.methods import METHODS
 from protofed.optim import OPTIMIZERS
-from protofed.runtimes import RUNTIMES
+from protofed.runtimes import RuntimeSettings
 from protofed.runtimes.federation import Federation, Training
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 
 T = TypeVar("T")
 Table = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class RuntimeSettings:
-    name: str = "sequential"
-    threads: Annotated[int, Ge(1)] = 1
-    """Threads of torch: pinned, since their number changes the last bits of a result."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +69,10 @@ class Config:
     def toml(self) -> str:
         return "\n".join(_toml_table(name, table) for name, table in self.resolved().items())
 
-    def experiment(self) -> Experiment:
-        runtime = RUNTIMES[self.runtime.name]()
+    def experiment(self, alone: bool = True) -> Experiment:
+        """The run; `alone` if no other shares the cores."""
         task = self.task if isinstance(self.task, Task) else self.task.build()
+        runtime = self.runtime.build(task, self.training, alone)
         federation = Federation(self.method, task, self.training, runtime)
         return Experiment(
             federation,
@@ -194,18 +188,11 @@ def _nested(registry: Mapping[str, type[T]], table: Any, where: str) -> T:
     return named(registry, values, where)
 
 
-def _runtime(table: Table) -> RuntimeSettings:
-    settings = filled(RuntimeSettings, table, "runtime")
-    if settings.name not in RUNTIMES:
-        raise Problems([Problem("runtime.name", f"{settings.name!r} is unknown{nearest(settings.name, RUNTIMES)}")])
-    return settings
-
-
 SECTIONS: dict[str, Callable[[Table], Any]] = {
     "task": lambda table: named(TASKS, table, "task"),
     "method": lambda table: _nested(METHODS, table, "method"),
     "training": _training,
-    "runtime": _runtime,
+    "runtime": lambda table: filled(RuntimeSettings, table, "runtime"),
     "evaluation": lambda table: filled(EvaluationSettings, table, "evaluation"),
 }
 

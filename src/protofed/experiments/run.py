@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean
 from typing import Any, Literal, Protocol
@@ -22,6 +23,7 @@ from protofed.experiments.folder import RunFolder
 from protofed.method import ClientId, Reply
 from protofed.networks import Model
 from protofed.runtimes.federation import Federation, State
+from protofed.runtimes.placement import moved
 from protofed.tree import Tree
 
 Summary = Literal["last_five", "last", "best"]
@@ -49,7 +51,8 @@ class Round:
     traffic: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)
     """The bytes that went `down` to each client and came `up`."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Where the time went."""
+    """Where the time went: waiting for clients (`train`), the server's own work (`aggregate`), `evaluate`, and saving
+    the state before this round (`checkpoint`)."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -100,8 +103,9 @@ class Result:
     def predict(self, client: ClientId, x: Tensor) -> Tensor:
         """Scores of the classes (B, C) by this client's model and the method's own rule, for examples as stored."""
         message, memory = self._known_to(client)
-        inputs = self.federation.task.transform.clean(x)
-        return self.federation.method.predict(self.model_for(client), inputs, message, memory)
+        with self.federation.runtime.open(self.federation):
+            inputs = self.federation.task.transform.clean(moved(x, self.federation.runtime.device))
+            return self.federation.method.predict(self.model_for(client), inputs, message, memory)
 
     def _known_to(self, client: ClientId) -> tuple[Any, Any]:
         """The client's message and memory now."""
@@ -175,16 +179,22 @@ class _Run:
         self.folder = folder
         self.observer = observer
         self.rounds: list[Round] = []
+        self.saver = Saver(behind=experiment.federation.runtime.device.type != "cpu")
 
     def go(self, resume: bool, should_stop: Callable[[], bool]) -> Result:
+        with self.saver:
+            state = self._rounds(resume, should_stop)
+        if state.round == self.federation.training.rounds and self.folder:
+            self.folder.end()
+        return Result(self.federation, state, tuple(self.rounds))
+
+    def _rounds(self, resume: bool, should_stop: Callable[[], bool]) -> State:
         state = self._first_state(resume)
         self.observer.begin(self.federation, state.round)
         total = self.federation.training.rounds
         while state.round < total and not should_stop():
             state = self._one_round(state)
-        if state.round == total and self.folder:
-            self.folder.end()
-        return Result(self.federation, state, tuple(self.rounds))
+        return state
 
     def _first_state(self, resume: bool) -> State:
         saved = self._saved(resume)
@@ -192,7 +202,8 @@ class _Run:
             self.rounds = parsed(saved.rounds)
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)
-            return saved.state
+            state, device = saved.state, self.federation.runtime.device
+            return replace(state, server=moved(state.server, device), memories=moved(state.memories, device))
         if self.folder:
             self.folder.begin(self.experiment.config)
         state = self.federation.start()
@@ -224,13 +235,14 @@ class _Run:
         state = federation.advance(state)
         if is_last:
             state = federation.finish(state)
-        clock.lap("train", without=judge.seconds)
+        clock.lap("aggregate", without=judge.seconds + state.client_seconds)
+        clock.laps = {"train": round(state.client_seconds, 6), **clock.laps}
         result = _line(state, participants)
         if is_due:
             scores = evaluate(federation, state)
             result = _with_homes(_with_scores(result, scores, judge.judge.clients), federation, state, scores)
             clock.lap("evaluate", more=judge.seconds)
-        result = replace(result, seconds=clock.laps)
+        result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
         self.rounds.append(result)
         self._save(state)
         self.observer.round(result)
@@ -239,9 +251,48 @@ class _Run:
     def _save(self, state: State) -> None:
         if self.folder is None:
             return
+        folder, identity = self.folder, self.experiment.identity
         lines = "".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in self.rounds)
-        checkpoint.save(self.folder.checkpoints, Checkpoint(state, lines), self.experiment.identity)
-        self.folder.write_rounds(lines)
+
+        def save() -> None:
+            checkpoint.save(folder.checkpoints, Checkpoint(state, lines), identity)
+            folder.write_rounds(lines)
+
+        self.saver.begin(save)
+
+
+class Saver:
+    """Saves one state at a time: before the next round begins, or, with `behind`, while it runs on another device."""
+
+    def __init__(self, behind: bool) -> None:
+        self._pool = ThreadPoolExecutor(1) if behind else None
+        self._pending: Future[None] | None = None
+        self.seconds = 0.0
+        """How long the run waited for the save that was begun last, and for the one before it."""
+
+    def begin(self, save: Callable[[], None]) -> None:
+        begin = time.perf_counter()
+        self._wait()
+        if self._pool is None:
+            save()
+        else:
+            self._pending = self._pool.submit(save)
+        self.seconds = time.perf_counter() - begin
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._wait()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
 
 
 class _Clock:

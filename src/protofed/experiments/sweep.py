@@ -102,4 +102,4 @@ def _end_with(parent: int) -> None:
 def _one(config: Config, out: Path) -> None:
     assert _stop
     if not _stop.is_set():
-        execute(config.experiment(), folder_of(config, out), resume=True, should_stop=_stop.is_set)
+        execute(config.experiment(alone=False), folder_of(config, out), resume=True, should_stop=_stop.is_set)

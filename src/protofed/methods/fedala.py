@@ -125,7 +125,7 @@ class FedALA(GlobalModel[Mixing]):
         """The loss of the mixture as a function of its shares, which stand in the place of the mixed weights."""
         shares = tree.select(model.params, list(memory.shares))
         params = {**model.params, **mixture(message, memory, shares)}
-        return batch.cross_entropy(Model(model.networks, params, training=model.training).logits(batch.x))
+        return batch.cross_entropy(model.at(params).logits(batch.x))
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Mixing) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

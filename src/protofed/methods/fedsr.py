@@ -29,6 +29,7 @@ from protofed.method import Central, ClientId, Local, NonNegative, Task, Uploads
 from protofed.methods.families import GlobalModel, OwnWeights, Weighting, Weights, WeightUpload, weighted
 from protofed.methods.fednh import embedding_dim
 from protofed.networks import Model, Parts, Patterns, matching
+from protofed.seeds import normal
 from protofed.tree import Params
 
 REFERENCE: Patterns = ("reference.*",)
@@ -86,7 +87,7 @@ class FedSR(GlobalModel[OwnWeights]):
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         """The local objective: cross-entropy of one sample, its length, and the divergence from its class."""
         mean, spread = encoded(model, batch.x)
-        z = mean + spread * torch.randn_like(mean)  # (B, P)
+        z = mean + spread * batch.normal(*mean.shape)  # (B, P)
         length = z.square().sum(-1) if self.length == "square" else z.norm(dim=-1)
         information = model.reference(mean, spread, batch.y)
         penalty = self.length_weight * length + self.information_weight * information
@@ -95,7 +96,7 @@ class FedSR(GlobalModel[OwnWeights]):
     def predict(self, model: Model, x: Tensor, message: Weights, memory: OwnWeights | None) -> Tensor:
         """The logarithm of the mean of the softmax over samples of the features."""
         mean, spread = encoded(model, x)
-        noise = torch.randn(self.samples, *mean.shape, device=mean.device, dtype=mean.dtype)
+        noise = normal(torch.zeros((), dtype=torch.int64, device=x.device), self.samples, *mean.shape)
         z = mean + spread * noise  # (S, B, P)
         scores = model.classifier(z.flatten(0, 1)).view(self.samples, len(x), -1)
         return scores.log_softmax(-1).logsumexp(0) - log(self.samples)

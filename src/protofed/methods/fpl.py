@@ -19,20 +19,22 @@ Departures:
    the authors' code.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from protofed import tree
 from protofed.data import Batch
-from protofed.method import Positive
-from protofed.methods.families import PrototypeSharing
+from protofed.method import Local, Positive, Reply
+from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.prototypes.clustering import cluster_means, finch
 from protofed.prototypes.contrast import cluster_contrast, pull
-from protofed.tree import record
+from protofed.tree import Nothing, Params, record
 
 
 @record
@@ -70,6 +72,12 @@ class FPL(PrototypeSharing[Targets]):
 
     def combine(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
         """The prototypes of every class, Eq. (3) to (6)."""
+        device = previous.label.device
+        with torch.device("cpu"):  # a few prototypes are quicker there than the launches that a GPU would take
+            combined = self._combined(tree.map(Tensor.cpu, prototypes), tree.map(Tensor.cpu, previous))
+        return tree.map(lambda leaf: leaf.to(device), combined)
+
+    def _combined(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
         clusters, label, consistent = [], [], previous.consistent.mean.clone()
         owners = torch.stack([p.is_known for p in prototypes]).sum(0)
         for c in range(len(owners)):
@@ -92,6 +100,14 @@ class FPL(PrototypeSharing[Targets]):
         consistent = clusters.mean(0) if self.consistent_with == "unbiased" else plain  # Eq. (6)
         return contrasted.to(own.dtype), consistent.to(own.dtype)
 
+    def public(self, server: WeightsAndPrototypes[Targets]) -> tuple[Params, WeightsAndPrototypes[Targets]]:
+        return server.params, replace(server, prototypes=filled(server.prototypes))
+
+    async def train(
+        self, local: Local, message: WeightsAndPrototypes[Targets], memory: Nothing
+    ) -> Reply[PrototypeUpload, Nothing]:
+        return await super().train(local, replace(message, prototypes=filled(message.prototypes)), memory)
+
     def prototype_loss(self, z: Tensor, batch: Batch, known: Targets) -> Tensor:
         """What the prototypes add to the objective of Eq. (12)."""
         loss = torch.zeros_like(batch.weight)
@@ -101,3 +117,11 @@ class FPL(PrototypeSharing[Targets]):
             target = known.consistent
             loss = loss + pull(z, batch.y, target.mean, target.is_known, self.consistency_reduction)
         return loss
+
+
+def filled(targets: Targets) -> Targets:
+    """With rows that are no prototypes up to a multiple of 32: numbers of clusters that change little from round to
+    round are one shape, and what was recorded for it can be used again."""
+    missing = -len(targets.label) % 32
+    clusters, label = F.pad(targets.clusters, (0, 0, 0, missing)), F.pad(targets.label, (0, missing), value=-1)
+    return replace(targets, clusters=clusters, label=label)

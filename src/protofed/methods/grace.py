@@ -21,7 +21,7 @@ Departures:
 8. The other distances of the authors' code, by kernels and by an adversary, are left out.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +77,7 @@ class GRACE(GlobalModel[Nothing]):
         loss = batch.cross_entropy(own_statistics(model).logits(batch.x))
         grads = torch.autograd.grad(loss, list(trainable.values()), materialize_grads=True)
         moved = {name: leaf - self.trial_rate * g for (name, leaf), g in zip(trainable.items(), grads, strict=True)}
-        return Model(model.networks, {**model.params, **moved}, training=model.training)
+        return model.at({**model.params, **moved})
 
 
 def halves(batch: Batch) -> tuple[Batch, Batch]:
@@ -85,10 +85,11 @@ def halves(batch: Batch) -> tuple[Batch, Batch]:
     if len(batch.y) < 2:
         raise BadInput("GRACE halves its batches: configure a batch size of at least 2")
     first, second = (
-        Batch(batch.x[k::2], batch.y[k::2], batch.weight[k::2], batch.index[k::2], batch.is_last_epoch) for k in (0, 1)
+        replace(batch, x=batch.x[k::2], y=batch.y[k::2], weight=batch.weight[k::2], index=batch.index[k::2])
+        for k in (0, 1)
     )
     weight = torch.where(second.weight.any(), second.weight, 1.0)
-    return first, Batch(second.x, second.y, weight, second.index, second.is_last_epoch)
+    return first, replace(second, weight=weight)
 
 
 def coral(z: Tensor, target: Tensor, weight: Tensor) -> Tensor:

@@ -73,4 +73,4 @@ def own_statistics(model: Model) -> Model:
     """The same model with copies of its buffers, so that running it once more does not move statistics twice."""
     trainable = set(model.networks.trainable)
     copies = {name: leaf.clone() for name, leaf in model.params.items() if name not in trainable}
-    return Model(model.networks, {**model.params, **copies}, training=model.training)
+    return model.at({**model.params, **copies})

@@ -73,8 +73,9 @@ def linked(neighbours: Tensor) -> Tensor:
     Points that share a neighbour meet there, so no link of their own is needed.
     """
     n = len(neighbours)
-    graph = csr_array((np.ones(n), (np.arange(n), neighbours.numpy())), shape=(n, n))
-    return torch.from_numpy(connected_components(graph, directed=False)[1].astype(np.int64))
+    graph = csr_array((np.ones(n), (np.arange(n), neighbours.cpu().numpy())), shape=(n, n))
+    component = connected_components(graph, directed=False)[1].astype(np.int64)
+    return torch.from_numpy(component).to(neighbours.device)
 
 
 def cluster_means(points: Tensor, labels: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 from protofed.prototypes.clustering import cluster_means
 from protofed.tree import record
 
+NOTHING = 1e-10
+"""A spread so small beside the largest is rounding."""
 RESTARTS = 10
 MAX_STEPS = 300
 """Moves of the centres in one restart; few are ever needed."""
@@ -55,8 +57,12 @@ def partitioned(points: Tensor, num_clusters: int, dims: int, generator: torch.G
 def principal_axes(points: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     """The mean of the points (N, P) and the directions of largest variance, at most N or P of them, (P,) and (K, P)."""
     origin = points.double().mean(0)
-    directions = torch.linalg.svd(points.double() - origin, full_matrices=False).Vh
-    return origin, directions[:dims].contiguous()
+    _, spread, directions = torch.linalg.svd(points.double() - origin, full_matrices=False)
+    directions, spread = directions[:dims], spread[:dims, None]
+    # Each is as good as its opposite: the one is taken whose largest component is positive. Where nothing varies, any
+    # direction would do: there is none.
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
+    return origin, directions * largest.sign() * (spread > NOTHING * spread[:1])
 
 
 def silhouettes(points: Tensor, candidates: Iterable[int], generator: torch.Generator) -> dict[int, float]:
@@ -70,17 +76,25 @@ def silhouettes(points: Tensor, candidates: Iterable[int], generator: torch.Gene
     for count in candidates:
         if 2 <= count < len(points):
             labels = kmeans(points, count, generator)
-            scores[count] = float(silhouette_score(points.double().numpy(), labels.numpy()))
+            scores[count] = float(silhouette_score(points.double().cpu().numpy(), labels.cpu().numpy()))
     return scores
 
 
 def kmeans(points: Tensor, num_clusters: int, generator: torch.Generator, restarts: int = RESTARTS) -> Tensor:
-    """The cluster of each of `num_clusters` or more points (N, K), in the tightest partition of all restarts, (N,)."""
+    """The cluster of each of `num_clusters` or more points (N, K), in the tightest partition of all restarts, (N,).
+
+    Clusters are numbered by their first points: restarts that find one partition give it the same numbers.
+    """
     if not 1 <= num_clusters <= len(points):
         raise ValueError(f"{len(points)} points cannot form {num_clusters} clusters")
     points = points.double()
     found = [_settled(points, _spread(points, num_clusters, generator)) for _ in range(restarts)]
-    return min(found, key=lambda labels: within(points, labels))
+    return _numbered(min(found, key=lambda labels: within(points, labels)))
+
+
+def _numbered(labels: Tensor) -> Tensor:
+    numbers: dict[int, int] = {}
+    return torch.tensor([numbers.setdefault(label, len(numbers)) for label in labels.tolist()], device=labels.device)
 
 
 def within(points: Tensor, labels: Tensor) -> float:

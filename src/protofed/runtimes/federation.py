@@ -1,6 +1,7 @@
 """The engine: setup, rounds, finish; who takes part, what counts, and what each client remembers."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,8 +15,9 @@ from protofed.errors import BadInput, RunFailed
 from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
 from protofed.networks import Networks, Patterns, matching
 from protofed.optim import Optimizer, Sgd
-from protofed.runtimes.gate import admitted, non_finite
+from protofed.runtimes.gate import Gate, non_finite
 from protofed.runtimes.jobs import Failure, Job, Runtime
+from protofed.runtimes.placement import unplaced
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed, generator
 from protofed.tree import Tree
@@ -46,6 +48,8 @@ class State:
     """Of the last round, or of the setup if there was none yet."""
     traffic: Mapping[ClientId, Traffic] = field(default_factory=dict)
     """Of the last round, or of the setup if there was none yet."""
+    client_seconds: float = 0.0
+    """How long the server waited for clients in the last round."""
 
 
 @dataclass(frozen=True)
@@ -79,31 +83,37 @@ class Federation:
     _networks: dict[ClientId, Networks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "task", self.runtime.placed(self.task))
         minimum, sampled = self.training.minimum_replies, len(self.sampled(0))
         if minimum > sampled:
             raise BadInput(f"training.minimum_replies is {minimum}, but only {sampled} clients take part in a round")
 
     def start(self) -> State:
-        self.runtime.open(self)
-        clients = Participants(self, State(0, None, {}), self.ids, "setup")
-        return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
+        with self.runtime.open(self):
+            clients = Participants(self, State(0, None, {}), self.ids, "setup")
+            return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
 
     def advance(self, state: State) -> State:
         """The state after one more round."""
-        self.runtime.open(self)
-        clients = Participants(self, state, self.sampled(state.round), "round")
-        state = clients.after(self.method.round(state.server, clients))
-        return replace(state, round=state.round + 1)
+        with self.runtime.open(self):
+            clients = Participants(self, state, self.sampled(state.round), "round")
+            state = clients.after(self.method.round(state.server, clients))
+            return replace(state, round=state.round + 1)
 
     def finish(self, state: State) -> State:
         """The state after the method's last word."""
-        self.runtime.open(self)
-        clients = Participants(self, state, self.ids, "finish")
-        finished = clients.after(self.method.finish(state.server, clients))
+        with self.runtime.open(self):
+            clients = Participants(self, state, self.ids, "finish")
+            finished = clients.after(self.method.finish(state.server, clients))
         traffic = {
             c: _sum(state.traffic.get(c), finished.traffic.get(c)) for c in {**state.traffic, **finished.traffic}
         }
-        return replace(finished, failures=(*state.failures, *finished.failures), traffic=traffic)
+        return replace(
+            finished,
+            failures=(*state.failures, *finished.failures),
+            traffic=traffic,
+            client_seconds=state.client_seconds + finished.client_seconds,
+        )
 
     @cached_property
     def ids(self) -> tuple[ClientId, ...]:
@@ -115,7 +125,8 @@ class Federation:
         count = max(1, round_half_up(self.training.fraction * len(self.ids)))
         if count == len(self.ids):
             return self.ids
-        order = torch.randperm(len(self.ids), generator=generator(self.training.seed, "sample", round))
+        with torch.device("cpu"):
+            order = torch.randperm(len(self.ids), generator=generator(self.training.seed, "sample", round))
         return tuple(self.ids[i] for i in sorted(order[:count].tolist()))
 
     def networks_of(self, client: ClientId) -> Networks:
@@ -176,6 +187,7 @@ class Participants:
         self._kept: dict[ClientId, Tree] = {}
         self._failures: list[Failure] = []
         self._traffic: dict[ClientId, Traffic] = {}
+        self._seconds = 0.0
         self._runs = 0
         self._unread = 0
         self.ids = ids
@@ -204,10 +216,12 @@ class Participants:
         self, ids: Sequence[ClientId], jobs: Iterable[Job], sent: dict[ClientId, Tree], like: Tree, is_training: bool
     ) -> Iterator[tuple[ClientId, Tree]]:
         good, failed_before = 0, len(self._failures)
-        for client, outcome in in_order(ids, self._federation.runtime.run(jobs)):
-            message, upload = sent.pop(client), self._accepted(client, outcome, like)
-            moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
-            self._traffic[client] = _sum(self._traffic.get(client), moved)
+        gate = Gate(like, self._federation.task.num_classes)
+        for client, outcome in in_order(ids, self._timed(self._federation.runtime.run(jobs))):
+            with unplaced():
+                message, upload = sent.pop(client), self._accepted(client, outcome, gate)
+                moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
+                self._traffic[client] = _sum(self._traffic.get(client), moved)
             self._federation.on_client(client)
             if upload is not None:
                 good += 1
@@ -223,17 +237,27 @@ class Participants:
             raise RunFailed(f"{self._where}: the method did not read all uploads; aggregate must read them to the end")
         _refuse_change(self._state.server, server, "server")
         memories = {**self._state.memories, **self._kept}
-        return State(self._state.round, server, memories, tuple(self._failures), self._traffic)
+        return State(self._state.round, server, memories, tuple(self._failures), self._traffic, self._seconds)
+
+    def _timed(self, outcomes: Iterator[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
+        """The outcomes, and a note of how long they were waited for."""
+        while True:
+            begin = time.perf_counter()
+            found = next(outcomes, None)
+            self._seconds += time.perf_counter() - begin
+            if found is None:
+                return
+            yield found
 
     def _job(self, client: ClientId, step: Step[Any, Any, Any], message: Tree, run: int) -> Job:
         local = self._federation.local(client, self._state.round, self._phase, run)
         memory = self._kept.get(client, self._state.memories.get(client))
         return Job(client, step, local, message, memory, self._federation.method.init_memory)
 
-    def _accepted(self, client: ClientId, outcome: Reply[Any, Any] | Failure, like: Tree) -> Tree | None:
+    def _accepted(self, client: ClientId, outcome: Reply[Any, Any] | Failure, gate: Gate[Any]) -> Tree | None:
         """The upload if it counts; a failed client keeps what it had."""
         if isinstance(outcome, Reply):
-            upload = admitted(client, outcome.upload, like, self._federation.task.num_classes)
+            upload = gate.admitted(client, outcome.upload)
             failure = upload if isinstance(upload, Failure) else non_finite(client, outcome.memory)
             if failure is None:
                 _refuse_change(self._state.memories.get(client), outcome.memory, f"memory of {client}")

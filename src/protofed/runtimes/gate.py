@@ -1,6 +1,7 @@
 """The gate that every upload passes before any method sees it."""
 
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.utils._pytree as pytree
@@ -19,29 +20,46 @@ LABELS = {"label"}
 
 def admitted(client: ClientId, upload: Tree, like: T, num_classes: int) -> T | Failure:
     """The upload in the structure of `like`, or why it cannot be aggregated."""
-    expected = tree.named_leaves(like)
-    try:
-        given = tree.named_leaves(upload)
-    except (TypeError, ValueError) as error:
-        return Failure(client, Reason.KEY_UNEXPECTED, str(error))
-    for path in expected:
-        if path not in given:
-            return Failure(client, Reason.KEY_MISSING, f"{path} is missing")
-    for path in given:
-        if path not in expected:
-            return Failure(client, Reason.KEY_UNEXPECTED, f"{path} was not asked for")
-    for (path, leaf), name in zip(expected.items(), _field_names(like), strict=True):
-        found = _mismatch(given[path], leaf) or _bad_values(given[path], name, num_classes)
-        if found:
-            reason, detail = found
-            return Failure(client, reason, f"{path}: {detail}")
-    return tree.with_leaves(like, [given[path] for path in expected])
+    return Gate(like, num_classes).admitted(client, upload)
+
+
+class Gate(Generic[T]):
+    """Lets uploads in that are like one that is given."""
+
+    def __init__(self, like: T, num_classes: int) -> None:
+        self._like = like
+        self._num_classes = num_classes
+        self._expected = tree.named_leaves(like)
+        self._names = dict(zip(self._expected, _field_names(like), strict=True))
+
+    def admitted(self, client: ClientId, upload: Tree) -> T | Failure:
+        """The upload in the structure of `like`, or why it cannot be aggregated."""
+        try:
+            given = tree.named_leaves(upload)
+        except (TypeError, ValueError) as error:
+            return Failure(client, Reason.KEY_UNEXPECTED, str(error))
+        for path in self._expected:
+            if path not in given:
+                return Failure(client, Reason.KEY_MISSING, f"{path} is missing")
+        for path in given:
+            if path not in self._expected:
+                return Failure(client, Reason.KEY_UNEXPECTED, f"{path} was not asked for")
+        for path, leaf in self._expected.items():
+            found = _mismatch(given[path], leaf)
+            if found:
+                return Failure(client, found[0], f"{path}: {found[1]}")
+        for path in _doubtful(given, self._names):
+            found = _bad_values(given[path], self._names[path], self._num_classes)
+            if found:
+                return Failure(client, found[0], f"{path}: {found[1]}")
+        return tree.with_leaves(self._like, [given[path] for path in self._expected])
 
 
 def non_finite(client: ClientId, memory: Tree) -> Failure | None:
     """Why what a client would keep is of no use, or None."""
-    for path, leaf in tree.named_leaves(memory).items():
-        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+    given = tree.named_leaves(memory)
+    for path in _doubtful(given, {}):
+        if given[path].is_floating_point() and not torch.isfinite(given[path]).all():
             return Failure(client, Reason.NON_FINITE, f"its memory, {path}, holds values that are not finite")
     return None
 
@@ -68,6 +86,15 @@ def _bad_values(leaf: Tensor, name: str | None, num_classes: int) -> tuple[Reaso
     if name in LABELS and ((leaf < 0) | (leaf >= num_classes)).any():
         return Reason.UNKNOWN_CLASS, f"holds a class outside 0..{num_classes - 1}"
     return None
+
+
+def _doubtful(leaves: Mapping[str, Tensor], names: Mapping[str, str | None]) -> list[str]:
+    """Leaves that need a closer look: all that are counted or named, and all if any value is not finite. The largest
+    size of a value tells that for all leaves at once; asking each would make a GPU wait for each."""
+    floats = [leaf for leaf in leaves.values() if leaf.is_floating_point() and leaf.numel()]
+    if floats and not torch.stack([n.double() for n in torch._foreach_norm(floats, torch.inf)]).isfinite().all():
+        return list(leaves)
+    return [path for path in leaves if names.get(path) in COUNTS | LABELS]
 
 
 def _field_names(like: Tree) -> list[str | None]:

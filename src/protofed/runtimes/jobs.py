@@ -1,13 +1,16 @@
 """What the engine hands to a runtime, and what comes back."""
 
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from protofed.method import ClientId, Local, Reply, Request, Step
+import torch
+
+from protofed.method import ClientId, Local, Reply, Request, Step, Task
 from protofed.tree import Tree
 
 if TYPE_CHECKING:
@@ -53,17 +56,35 @@ class Job:
 
 
 class Runtime(Protocol):
-    def open(self, federation: "Federation") -> None:
-        """Makes ready to work for a federation; called before each phase, so it must cost nothing the second time."""
+    @property
+    def device(self) -> torch.device:
+        """Where a federation's tensors live."""
+
+    def open(self, federation: "Federation") -> AbstractContextManager[None]:
+        """Makes ready to work for a federation, which does all it does within this; entered again for every phase."""
 
     def close(self) -> None:
         """Gives back what it holds; a later `open` makes it ready again."""
+
+    def placed(self, task: Task) -> Task:
+        """The task with its data where this runtime wants them."""
 
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
         """Does the jobs and gives back each client's reply or failure, in any order."""
 
     def answer(self, request: Request[Any]) -> Any:
         """Does what one request asks, for the server."""
+
+    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        """Does what independent requests ask."""
+
+
+def checked_reply(client: ClientId, reply: Any) -> Reply[Any, Any] | Failure:
+    """What a step ended with, if that is a reply."""
+    if isinstance(reply, Reply):
+        return reply
+    detail = f"TypeError: a step ends with a Reply, not with {type(reply).__name__}"
+    return Failure(client, Reason.CLIENT_ERROR, detail)
 
 
 def failure_of(client: ClientId, error: Exception) -> Failure:

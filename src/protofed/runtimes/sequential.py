@@ -3,7 +3,8 @@
 It defines what every other runtime must reproduce.
 """
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.data import Batch, batch_at, evaluation_plan, training_plan
-from protofed.method import ClientId, Fit, Map, Objective, Reply, Request, Total
-from protofed.networks import matching, without
+from protofed.method import ClientId, Fit, Map, Objective, Reply, Request, Task, Total
+from protofed.networks import Precision, matching, without
 from protofed.optim import Gradient
-from protofed.runtimes.jobs import Failure, Job, failure_of
+from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
+from protofed.runtimes.placement import CPU, Residence, working
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 
@@ -25,33 +27,43 @@ T = TypeVar("T")
 
 
 class Sequential:
-    def open(self, federation: "Federation") -> None:
-        pass
+    device = CPU
+    precision: Precision = "float32"
+    deterministic = True
+
+    def __init__(self, device: str = "cpu", precision: Precision = "float32", deterministic: bool = True) -> None:
+        self.device = torch.device(device)
+        self.precision = precision
+        self.deterministic = deterministic
+        self._residence = Residence(self.device)
+
+    def open(self, federation: "Federation") -> AbstractContextManager[None]:
+        return working(self.device, self.precision, self.deterministic)
 
     def close(self) -> None:
         pass
 
+    def placed(self, task: Task) -> Task:
+        return task if self.device == CPU else self._residence.placed(task)
+
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
         for job in jobs:
             try:
-                yield job.client, self._reply(job)
+                yield job.client, checked_reply(job.client, self._drive(job.start()))
             except Exception as error:  # whatever goes wrong at a client concerns that client only
                 yield job.client, failure_of(job.client, error)
 
-    def _reply(self, job: Job) -> Reply[Any, Any]:
-        reply = self._drive(job.start())
-        if not isinstance(reply, Reply):
-            raise TypeError(f"a step ends with a Reply, not with {type(reply).__name__}")
-        return reply
+    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        return [self.answer(request) for request in requests]
 
     def answer(self, request: Request[Any]) -> Any:
         match request:
             case Fit():
-                return fit(request)
+                return fit(request, self.precision)
             case Total():
-                return total(request)
+                return total(request, self.precision)
             case Map():
-                return mapped(request)
+                return mapped(request, self.precision)
         raise TypeError(f"unknown request {request!r}")
 
     def _drive(self, step: Coroutine[Request[Any], Any, T]) -> T:
@@ -65,7 +77,7 @@ class Sequential:
             answer = self.answer(request)
 
 
-def fit(request: Fit) -> Params:
+def fit(request: Fit, precision: Precision = "float32") -> Params:
     """Alternates one optimiser step for each objective on every batch of the seeded plan."""
     draws = torch.Generator().manual_seed(request.seed)
     plan = training_plan(request.data, request.batch_size, request.epochs, request.transform, draws)
@@ -79,22 +91,21 @@ def fit(request: Fit) -> Params:
         if not names:
             raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
     states = [request.optimizer.init(weights) for weights in trained]
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(
-            derive_seed(request.seed, "networks")
-        )  # for networks that draw, such as dropout
+    with _seeded(request):
         for step in range(len(plan.index)):
             batch = batch_at(request.data, plan, step, request.transform)
             for i, objective in enumerate(request.objectives):
                 weights = {name: params[name] for name in trained[i]}
-                slope = _gradient(request, objective, batch, params, buffers)
+                slope = _gradient(request, objective, batch, params, buffers, precision)
                 weights, states[i] = request.optimizer.step(slope, weights, states[i])
                 params |= weights
     networks.check_constants()
     return params
 
 
-def _gradient(request: Fit, objective: Objective, batch: Batch, params: Params, buffers: Params) -> Gradient:
+def _gradient(
+    request: Fit, objective: Objective, batch: Batch, params: Params, buffers: Params, precision: Precision
+) -> Gradient:
     """The gradient as a function of the trained weights. Buffers change at its first call only: statistics belong to
     the weights themselves, not to places that an optimiser tries."""
     is_first = True
@@ -104,7 +115,7 @@ def _gradient(request: Fit, objective: Objective, batch: Batch, params: Params, 
         own = buffers if is_first else {name: leaf.clone() for name, leaf in buffers.items()}
         is_first = False
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
-        model = request.networks.model({**params, **leaves, **own}, training=True)
+        model = request.networks.model({**params, **leaves, **own}, training=True, precision=precision)
         loss = objective.loss(model, batch, *request.context)
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
@@ -112,12 +123,12 @@ def _gradient(request: Fit, objective: Objective, batch: Batch, params: Params, 
     return gradient
 
 
-def total(request: Total[T]) -> T:
+def total(request: Total[T], precision: Precision = "float32") -> T:
     """Sums over batches, accumulated in float64."""
     kinds: list[torch.dtype] = []
     sums: list[Tensor] = []
     value: Tree = None
-    for value, _ in _evaluated(request, request.statistic):
+    for value, _ in _evaluated(request, request.statistic, precision):
         leaves = tree.leaves(value)
         kinds = kinds or [leaf.dtype for leaf in leaves]
         sums = [s + leaf for s, leaf in zip(sums, leaves, strict=True)] if sums else [leaf.double() for leaf in leaves]
@@ -125,22 +136,36 @@ def total(request: Total[T]) -> T:
     return summed
 
 
-def mapped(request: Map[T]) -> T:
+def mapped(request: Map[T], precision: Precision = "float32") -> T:
     pieces = [
         tree.map(lambda leaf, keep=batch.weight > 0: leaf[keep], value)
-        for value, batch in _evaluated(request, request.function)
+        for value, batch in _evaluated(request, request.function, precision)
     ]
     joined: T = tree.map(lambda *leaves: torch.cat(leaves), *pieces)
     return joined
 
 
 @torch.no_grad()
-def _evaluated(request: Request[Any], function: Callable[..., Tree]) -> Iterator[tuple[Tree, Batch]]:
-    model = request.networks.model(request.params)
+def _evaluated(
+    request: Request[Any], function: Callable[..., Tree], precision: Precision
+) -> Iterator[tuple[Tree, Batch]]:
+    model = request.networks.model(request.params, precision=precision)
     plan = evaluation_plan(request.data)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(request.seed, "networks"))
+    with _seeded(request):
         for step in range(len(plan.index)):
             batch = batch_at(request.data, plan, step, request.transform)
             yield function(model, batch, *request.context), batch
     request.networks.check_constants()
+
+
+@contextmanager
+def _seeded(request: Request[Any]) -> Iterator[None]:
+    """For networks that draw from torch's own generator, such as dropout."""
+    device = request.data.y.device
+    with torch.random.fork_rng(
+        devices=[] if device == CPU else [device], device_type=device.type if device != CPU else "cuda"
+    ):
+        torch.default_generator.manual_seed(derive_seed(request.seed, "networks"))
+        if device != CPU:
+            torch.cuda.manual_seed(derive_seed(request.seed, "networks"))
+        yield

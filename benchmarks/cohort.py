@@ -1,0 +1,209 @@
+"""What a client's step costs on a GPU when a whole cohort is trained together, and how far that is from the floor.
+
+Examples are random; sizes, shapes and networks are those of the papers' protocols. `step` is the time that the GPU
+spends on the clients' optimiser steps, with gathering and varying of the examples, over their number; `round` is the
+wall-clock time of whole rounds, with the server's work and an evaluation on all test sets, over that of the steps. The
+floor is one model that takes the batches of all clients as one, in a plain loop with channels last: the same arithmetic
+in the largest pieces. Rows are measured one after another in one process.
+
+Run it with `python benchmarks/cohort.py --out cohort.json`.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from protofed.data import Data, Transform
+from protofed.evaluation.domains import evaluate
+from protofed.experiments.folder import commit
+from protofed.method import Task
+from protofed.methods import METHODS
+from protofed.networks import Precision
+from protofed.optim import Sgd
+from protofed.runtimes.cohort import Cohort
+from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.sequential import Sequential
+from protofed.tasks.models import conv2, lenet_projected, resnet10
+
+OPTIMIZER = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5)
+PICTURES = Transform(mean=(0.48, 0.46, 0.41), std=(0.25, 0.24, 0.26), pad=4, flip=True)
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Work:
+    """A protocol: so many examples at each client, so many in each test set."""
+
+    title: str
+    sizes: tuple[int, ...]
+    tests: tuple[int, ...]
+    parts: Callable[[int, int], Any]
+    batch_size: int
+    epochs: int
+
+    @property
+    def steps(self) -> int:
+        """Client steps of a round."""
+        return self.epochs * sum(ceil(size / self.batch_size) for size in self.sizes)
+
+    def task(self) -> Task:
+        draw = torch.Generator().manual_seed(0)
+
+        def examples(count: int) -> Data:
+            x = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=draw)
+            return Data.of(x, torch.randint(0, 10, (count,), generator=draw))
+
+        clients = {f"client-{k:03d}": examples(size) for k, size in enumerate(self.sizes)}
+        tests = {f"domain-{k}": examples(size) for k, size in enumerate(self.tests)}
+        return Task(clients, tests, 10, lambda client: self.parts(3, 10), transform=PICTURES)
+
+
+DIGITS_SIZES = (600,) * 3 + (73,) * 7 + (733,) * 6 + (100,) * 4
+DIGITS = Work(
+    "ResNet-10, batch 64, 20 clients of FPL's Digits", DIGITS_SIZES, (10_000, 2_007, 26_032, 2_000), resnet10, 64, 10
+)
+FEDPC = Work("conv2, batch 10, 100 clients", (500,) * 100, (10_000,), conv2, 10, 5)
+LENET = Work("LeNet, batch 10, 20 clients", (500,) * 20, (10_000,), lenet_projected, 10, 5)
+
+ROWS: list[tuple[Work, str, Precision, bool]] = [
+    (DIGITS, "fedavg", "bf16", True),
+    (DIGITS, "fpl", "bf16", True),
+    (DIGITS, "moon", "bf16", True),
+    (DIGITS, "fedavg", "tf32", True),
+    (DIGITS, "fedavg", "bf16", False),
+    (DIGITS, "fedavg", "tf32", False),
+    (FEDPC, "fedavg", "tf32", True),
+    (FEDPC, "fedpc", "tf32", True),
+    (FEDPC, "fedavg", "bf16", True),
+    (LENET, "fedavg", "tf32", True),
+]
+"""Work, method, precision, and whether only repeatable algorithms may be used."""
+
+
+def measured(work: Work, method: str, runtime: Any, rounds: int) -> dict[str, Any]:
+    training = Training(rounds=rounds, epochs=work.epochs, batch_size=work.batch_size, optimizer=OPTIMIZER)
+    federation = Federation(METHODS[method](), work.task(), training, runtime)
+    state, whole, steps, clients, looks = federation.start(), [], [], [], []
+    spans = getattr(runtime, "spans", [])
+    for _ in range(rounds):
+        if spans:
+            spans.clear()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        state = federation.advance(state)
+        torch.cuda.synchronize()
+        middle = time.perf_counter()
+        evaluate(federation, state)
+        torch.cuda.synchronize()
+        whole.append(time.perf_counter() - begin)
+        looks.append(time.perf_counter() - middle)
+        clients.append(state.client_seconds)
+        steps.append(sum(s.begin.elapsed_time(s.end) for s in spans if s.body == "FitBody") / 1000)
+    rest = slice(1, None) if rounds > 1 else slice(None)
+    trained = statistics.median(steps[rest]) or statistics.median(clients[rest])
+    return {
+        "step_ms": 1000 * trained / work.steps,
+        "round_s": statistics.median(whole[rest]),
+        "clients_s": statistics.median(clients[rest]),
+        "evaluation_s": statistics.median(looks[rest]),
+        "round_over_steps": statistics.median(whole[rest]) / trained,
+        "first_round_s": whole[0],
+        "executor": next((s.executor.lower() for s in spans if s.body == "FitBody"), "-"),
+        "peak_GiB": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def floor(work: Work, precision: Precision, models: int = 1) -> float:
+    """Milliseconds of a plain eager step over the number of clients: one model at the batch of all of them, or, with a
+    model for each client, one after another."""
+    clients = len(work.sizes)
+    batch = work.batch_size * clients // models
+    networks = [
+        nn.Sequential(*work.parts(3, 10).values()).cuda().to(memory_format=torch.channels_last) for _ in range(models)
+    ]
+    optimizers = [
+        torch.optim.SGD(n.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5, foreach=True) for n in networks
+    ]
+    x = torch.rand(batch, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    y = torch.randint(0, 10, (batch,), device="cuda")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"
+
+    def step() -> None:
+        for model, optimizer in zip(networks, optimizers, strict=True):
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+                logits = model(x)
+            F.cross_entropy(logits.float(), y).backward()
+            optimizer.step()
+
+    times = []
+    for _ in range(8):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return 1000 * statistics.median(times[3:]) / clients
+
+
+def hardware() -> dict[str, str]:
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "commit": commit() or "unknown",
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="rows whose title holds this")
+    options = parser.parse_args()
+    found: list[dict[str, Any]] = []
+    print("| work | method | precision | repeatable | ms a step | round / steps | executor | first, s | GiB |")
+    print("| --- | --- | --- | --- | ---: | ---: | --- | ---: | ---: |")
+    for work, method, precision, repeatable in ROWS:
+        if options.only not in f"{work.title} {method} {precision} {repeatable}":
+            continue
+        torch.cuda.reset_peak_memory_stats()
+        runtime = Cohort("cuda", precision, "auto", repeatable)
+        row = measured(work, method, runtime, ROUNDS)
+        runtime.close()
+        del runtime
+        gc.collect()
+        torch.cuda.empty_cache()
+        found.append({"work": work.title, "method": method, "precision": precision, "repeatable": repeatable, **row})
+        cells = [work.title, method, precision, "yes" if repeatable else "no", f"{row['step_ms']:.4f}"]
+        cells += [f"{row['round_over_steps']:.2f}", row["executor"], f"{row['first_round_s']:.1f}"]
+        print(f"| {' | '.join(cells)} | {row['peak_GiB']:.1f} |", flush=True)
+    for work in (DIGITS, FEDPC, LENET):
+        if options.only in work.title:
+            row = measured(work, "fedavg", Sequential("cuda", "tf32"), 1)
+            others = {"protofed, sequential": row["step_ms"]}
+            for precision in ("bf16", "tf32"):
+                others[f"plain loop, {precision}"] = floor(work, precision, len(work.sizes))
+                others[f"floor, {precision}"] = floor(work, precision)
+            for title, value in others.items():
+                found.append({"work": work.title, "method": title, "step_ms": value})
+                print(f"| {work.title} | {title} | | | {value:.4f} | | | | |", flush=True)
+    if options.out:
+        options.out.write_text(json.dumps({"hardware": hardware(), "rows": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,285 @@
+"""Requests as loops: a body that takes one batch, over and over, on values that stay where they are.
+
+A body is a pure function `(carry, known, batch, slope) -> (carry, output)`. Requests with equal bodies and shapes can
+be run together, in whatever way: the body does not know. It must not leave the device, branch on a tensor or draw.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Any, Protocol
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from protofed import tree
+from protofed.data import Batch, Data, Draws, Plan, Transform, training_plan
+from protofed.method import Fit, Map, Objective, Request, Total
+from protofed.networks import Model, Networks, Precision, matching, without
+from protofed.optim import Optimizer, Sgd, at_rate, rate_of
+from protofed.runtimes.placement import CPU, on
+from protofed.tree import Params, Tree
+
+LARGEST_BATCH = 1024
+"""Of examples that are only looked at."""
+
+LossOf = Callable[[Params, Params], Tensor]
+"""Of trained weights and buffers; changes the buffers in place."""
+Slope = Callable[[LossOf, Params, Params], tuple[Params, Params]]
+"""The gradient of a loss, and the buffers after it."""
+
+
+def by_autograd(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params]:
+    own = {name: leaf.clone() for name, leaf in buffers.items()}
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
+    with torch.enable_grad():
+        loss = loss_of(leaves, own)
+    grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, grads, strict=True)), own
+
+
+def by_transform(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params]:
+    """The same in a way that vmap can map."""
+
+    def loss(leaves: Params) -> tuple[Tensor, Params]:
+        own = {name: leaf.clone() for name, leaf in buffers.items()}
+        return loss_of(leaves, own), own
+
+    slope: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(weights)
+    return slope
+
+
+class Body(Protocol):
+    def __call__(
+        self, carry: Tree, known: Tree, batch: Batch, slope: Slope, in_place: bool = False
+    ) -> tuple[Tree, Tree]:
+        """With `in_place` the carry may be changed where it is."""
+
+
+@dataclass(frozen=True)
+class FitBody:
+    """One optimiser step for each objective. `carry` is the parameters and the optimisers' states."""
+
+    networks: Networks
+    objectives: tuple[Objective, ...]
+    trained: tuple[tuple[str, ...], ...]
+    optimizer: Optimizer
+    has_rate: bool
+    """Whether the learning rate is the first thing known."""
+    precision: Precision
+
+    def __call__(
+        self, carry: Tree, known: Tree, batch: Batch, slope: Slope, in_place: bool = False
+    ) -> tuple[Tree, Tree]:
+        params, states = carry
+        rate, context = known
+        optimizer = at_rate(self.optimizer, rate.squeeze()) if self.has_rate else self.optimizer
+        states = list(states)
+        for i, objective in enumerate(self.objectives):
+            weights = tree.select(params, self.trained[i])
+            gradient = _Gradient(self, objective, params, context, batch, slope)
+            step = optimizer.step_in_place if in_place and isinstance(optimizer, Sgd) else optimizer.step
+            weights, states[i] = step(gradient, weights, states[i])
+            params = {**params, **gradient.buffers, **weights}
+        return (params, states), None
+
+
+class _Gradient:
+    """The gradient as a function of the trained weights. Buffers change at its first call only: statistics belong to
+    the weights themselves, not to places that an optimiser tries."""
+
+    def __init__(
+        self, body: FitBody, objective: Objective, params: Params, context: Tree, batch: Batch, slope: Slope
+    ) -> None:
+        self._body, self._objective, self._params = body, objective, params
+        self._context, self._batch, self._slope = context, batch, slope
+        self._is_first = True
+        self.buffers = without_names(params, body.networks.trainable)
+
+    def __call__(self, weights: Params) -> Params:
+        grads, buffers = self._slope(self._loss, weights, self.buffers)
+        if self._is_first:
+            self.buffers, self._is_first = buffers, False
+        return grads
+
+    def _loss(self, weights: Params, buffers: Params) -> Tensor:
+        params = {**self._params, **buffers, **weights}
+        model = self._body.networks.model(params, training=True, precision=self._body.precision)
+        loss: Tensor = self._objective.loss(model, self._batch, *self._context)
+        return loss
+
+
+@dataclass(frozen=True)
+class TotalBody:
+    """A statistic's sums, in float64."""
+
+    networks: Networks
+    statistic: Callable[..., Tree]
+    precision: Precision
+
+    def __call__(
+        self, carry: Tree, known: Tree, batch: Batch, slope: Slope, in_place: bool = False
+    ) -> tuple[Tree, Tree]:
+        value = self.value(known, batch)
+        return tree.map(lambda total, leaf: total + leaf, carry, value), None
+
+    def value(self, known: Tree, batch: Batch) -> Tree:
+        params, context = known
+        return self.statistic(_looking(self, params), batch, *context)
+
+
+@dataclass(frozen=True)
+class MapBody:
+    """A function's value for each batch."""
+
+    networks: Networks
+    function: Callable[..., Tree]
+    precision: Precision
+
+    def __call__(
+        self, carry: Tree, known: Tree, batch: Batch, slope: Slope, in_place: bool = False
+    ) -> tuple[Tree, Tree]:
+        return carry, self.value(known, batch)
+
+    def value(self, known: Tree, batch: Batch) -> Tree:
+        params, context = known
+        return self.function(_looking(self, params), batch, *context)
+
+
+def _looking(body: TotalBody | MapBody, params: Params) -> Model:
+    return body.networks.model(params, precision=body.precision)
+
+
+@dataclass(frozen=True)
+class Loop:
+    body: Body
+    carry: Tree
+    known: Tree
+    data: Data
+    plan: Plan  # its index holds positions 0..n-1 in `data`; on the CPU
+    transform: Transform
+    answer: Callable[[Tree, Tree], Any]
+    """What the request asked for, from the last carry and the outputs (S, B, ...) of all steps."""
+    example: Tree = None
+    """An output of one batch, for bodies that have outputs."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.plan.index)
+
+    @property
+    def batch_size(self) -> int:
+        return self.plan.index.shape[1]
+
+    @cached_property
+    def key(self) -> Hashable:
+        """Equal for loops that the same recorded work can do, if their examples come from the same store."""
+        return self.body, self.transform, self.batch_size, spec(self.carry), spec(self.known), spec(self.example)
+
+
+def spec(value: Tree) -> Hashable:
+    leaves, structure = pytree.tree_flatten(value)
+    return str(structure), tuple(None if leaf is None else (leaf.dtype, tuple(leaf.shape)) for leaf in leaves)
+
+
+def without_names(params: Params, names: tuple[str, ...]) -> Params:
+    excluded = set(names)
+    return {name: leaf for name, leaf in params.items() if name not in excluded}
+
+
+class Loops:
+    """Makes loops of requests."""
+
+    def __init__(self, precision: Precision) -> None:
+        self._precision = precision
+        self._seen: dict[Hashable, Tree] = {}
+
+    def of(self, request: Request[Any]) -> Loop:
+        match request:
+            case Fit():
+                return self._fit(request)
+            case Total():
+                return self._total(request)
+            case Map():
+                return self._map(request)
+        raise TypeError(f"unknown request {request!r}")
+
+    def _fit(self, request: Fit) -> Loop:
+        networks, params, optimizer = request.networks, dict(request.params), request.optimizer
+        networks.check(params)
+        trainable = tree.select(params, networks.trainable)
+        trained = tuple(tuple(without(matching(trainable, o.trains), o.freezes)) for o in request.objectives)
+        for objective, names in zip(request.objectives, trained, strict=True):
+            if not names:
+                raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
+        states = [optimizer.init(tree.select(params, names)) for names in trained]
+        rate = rate_of(optimizer)
+        changes = rate is not None and optimizer.for_round(1) != optimizer
+        device = request.data.y.device
+        known = (torch.full((1 if changes else 0,), rate or 0.0, device=device), request.context)
+        steady = at_rate(optimizer, 1.0) if changes else optimizer
+        body = FitBody(networks, request.objectives, trained, steady, changes, self._precision)
+        plan = _fit_plan(request)
+        return Loop(body, (params, states), known, request.data, plan, request.transform, lambda carry, _: carry[0])
+
+    def _total(self, request: Total[Any]) -> Loop:
+        body = TotalBody(request.networks, request.statistic, self._precision)
+        known = (dict(request.params), request.context)
+        value = self._output(request, known, body)
+        sums = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device), value)
+        kinds = [leaf.dtype for leaf in tree.leaves(value)]
+
+        def answer(carry: Tree, _: Tree) -> Tree:
+            leaves = tree.leaves(carry)
+            return tree.with_leaves(carry, [leaf.to(kind) for leaf, kind in zip(leaves, kinds, strict=True)])
+
+        return Loop(body, sums, known, request.data, _looking_plan(request.data), request.transform, answer)
+
+    def _map(self, request: Map[Any]) -> Loop:
+        body = MapBody(request.networks, request.function, self._precision)
+        known = (dict(request.params), request.context)
+        example = self._output(request, known, body)
+        n = len(request.data)
+
+        def answer(_: Tree, outputs: Tree) -> Tree:
+            return tree.map(lambda leaf: leaf.flatten(0, 1)[:n], outputs)
+
+        plan = _looking_plan(request.data)
+        return Loop(body, (), known, request.data, plan, request.transform, answer, example)
+
+    def _output(self, request: Request[Any], known: Tree, body: TotalBody | MapBody) -> Tree:
+        """What one example gives: tried once for all requests that are alike."""
+        key = (body, spec(known), request.data.x.shape[1:])
+        if key not in self._seen:
+            with on(request.data.y.device), torch.no_grad():
+                self._seen[key] = body.value(known, _first(request))
+        return self._seen[key]
+
+
+def _first(request: Request[Any]) -> Batch:
+    """The first example alone."""
+    data, index = request.data, request.data.index[:1]
+    x = request.transform.clean(data.inputs(index))
+    weight, is_last, number = torch.ones(1), torch.tensor(True), torch.tensor(0)
+    return Batch(x, data.y[index], weight, index, is_last, number)
+
+
+def _fit_plan(request: Fit) -> Plan:
+    draws = torch.Generator().manual_seed(request.seed)
+    with torch.device(CPU):
+        positions = Data(torch.empty(0), torch.empty(0), torch.arange(len(request.data)))
+        return training_plan(positions, request.batch_size, request.epochs, request.transform, draws)
+
+
+def _looking_plan(data: Data) -> Plan:
+    """One pass in order. Batches have few different sizes, so that clients of different sizes are alike."""
+    with torch.device(CPU):
+        n = len(data)
+        size = min(LARGEST_BATCH, 1 << (n - 1).bit_length())
+        steps = ceil(n / size)
+        position = torch.arange(steps * size)
+        weight = (position < n).float().view(steps, size)
+        index = (position % n).view(steps, size)
+        return Plan(index, weight, torch.ones(steps, dtype=torch.bool), torch.arange(steps), Draws(None, None, None))

@@ -1,0 +1,276 @@
+"""Several clients at a time: each works in a process of its own, on one thread.
+
+Processes are forked when a run opens. A forked process has the method, the task and its data without a copy: the pages
+are shared for as long as nobody writes to them. What goes to a client and what comes back lies in memory that both
+sides see, and the pipe between them carries names and shapes only. Forking, and memory without a name, which is gone
+when its last user is, are why this runtime needs Linux.
+
+A process that dies is replaced when the next client needs one; the client that it worked for has failed in that round.
+"""
+
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import torch
+from annotated_types import Ge
+from torch import Tensor
+
+from protofed import tree
+from protofed.errors import BadInput, RunFailed
+from protofed.method import ClientId, Reply, Request, Task
+from protofed.runtimes.jobs import Failure, Job, Reason, failure_of
+from protofed.runtimes.placement import CPU
+from protofed.runtimes.sequential import Sequential
+from protofed.tree import Tree
+
+if TYPE_CHECKING:
+    from protofed.runtimes.federation import Federation
+
+ALIGNMENT = 64
+"""Bytes; a tensor of any type may begin at a multiple of them."""
+SETTINGS = ("round", "num_rounds", "optimizer", "epochs", "batch_size", "seed", "step_seed")
+"""What travels of a client's `Local`; all else is the task's, which the process has."""
+
+
+@dataclass
+class Workers:
+    count: Annotated[int, Ge(0)] = 0
+    """Processes; 0 for one on each core that this process may use."""
+
+    device: ClassVar[torch.device] = CPU
+
+    def __post_init__(self) -> None:
+        self._federation: Federation | None = None
+        self._workers: list[_Worker] = []
+        self._idle: list[_Worker] = []
+
+    def open(self, federation: "Federation") -> AbstractContextManager[None]:
+        if sys.platform != "linux":
+            raise BadInput(f"the runtime workers needs Linux, and this is {sys.platform}: take sequential")
+        known = self._federation
+        if known is None or known.method is not federation.method or known.task is not federation.task:
+            self.close()
+            self._federation = federation
+            self._idle = [self._new() for _ in range(self._size)]
+        return nullcontext()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._federation, self._workers, self._idle = None, [], []
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
+        """Jobs are begun in their order, since the engine holds back what arrives early: largest first would end a
+        round sooner, but with all its uploads in memory."""
+        waiting, busy = iter(jobs), dict[Any, _Worker]()
+        try:
+            for job in islice(waiting, self._size):
+                self._begin(job, busy)
+            while busy:
+                for connection in wait(list(busy)):
+                    worker = busy.pop(connection)
+                    done = worker.finish()
+                    self._idle.append(worker)
+                    for job in islice(waiting, 1):  # now, so that a process works while the server reads
+                        self._begin(job, busy)
+                    yield done
+        finally:  # nobody will read what they still work on
+            for worker in busy.values():
+                worker.end()
+
+    def placed(self, task: Task) -> Task:
+        return task
+
+    def answer(self, request: Request[Any]) -> Any:
+        return Sequential().answer(request)
+
+    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        return [self.answer(request) for request in requests]
+
+    @property
+    def _size(self) -> int:
+        return self.count or len(os.sched_getaffinity(0))
+
+    def _begin(self, job: Job, busy: "dict[Any, _Worker]") -> None:
+        while self._idle:
+            worker = self._idle.pop()
+            if worker.is_alive:
+                break
+            worker.end()
+        else:  # one has died, or another run that has not ended holds them
+            worker = self._new()
+        worker.begin(job)
+        busy[worker.connection] = worker
+
+    def _new(self) -> "_Worker":
+        if self._federation is None:
+            raise RuntimeError("a runtime must be opened before it runs jobs")
+        worker = _Worker(self._federation)
+        self._workers = [*(w for w in self._workers if w.is_alive), worker]
+        return worker
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lies in a buffer. It travels instead of the tensor."""
+
+    start: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class _Buffer:
+    """Memory that two processes see. It holds one tree at a time, and grows."""
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("protofed")
+        self._close = weakref.finalize(self, os.close, self._file)
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def write(self, value: Tree) -> Tree:
+        """The tree with a place for each tensor, which lies there now."""
+        end, laid = 0, list[tuple[_Place, Tensor]]()
+
+        def placed(leaf: Any) -> Any:
+            nonlocal end
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if leaf.layout != torch.strided or leaf.is_meta:
+                return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")  # the gate refuses either
+            like = torch.empty_like(leaf, device="meta")  # laid out as a copy would be
+            place = _Place(end, like.shape, like.stride(), like.dtype)
+            laid.append((place, leaf.detach()))
+            end += -(-like.nbytes // ALIGNMENT) * ALIGNMENT
+            return place
+
+        places = tree.map(placed, value)
+        self._reserve(end)
+        for place, leaf in laid:
+            self._at(place).copy_(leaf)
+        return places
+
+    def read(self, places: Tree) -> Tree:
+        """A copy of the tree, since the next one will lie at the same place."""
+        return tree.map(lambda leaf: self._at(leaf).clone() if isinstance(leaf, _Place) else leaf, places)
+
+    def close(self) -> None:
+        self._close()
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+
+    def _reserve(self, size: int) -> None:
+        if size > os.fstat(self._file).st_size:
+            try:  # pages that are only promised would kill whoever touches them first
+                os.posix_fallocate(self._file, 0, size)
+            except OSError as error:
+                raise RunFailed(f"there is no shared memory for a record of {size} bytes: {error.strerror}") from error
+
+    def _at(self, place: _Place) -> Tensor:
+        size = os.fstat(self._file).st_size
+        if size != len(self._bytes):  # the other side may have made it grow
+            self._bytes = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
+        return self._bytes.view(place.dtype).as_strided(place.shape, place.stride, place.start // place.dtype.itemsize)
+
+
+class _Worker:
+    """One process, which does one job at a time."""
+
+    def __init__(self, federation: "Federation") -> None:
+        fork = multiprocessing.get_context("fork")
+        self.client: ClientId = ""
+        self.connection, theirs = fork.Pipe()
+        self._method = federation.method
+        self._buffer = _Buffer()
+        arguments = (federation, self._buffer, theirs, self.connection)
+        self._process = fork.Process(target=_serve, args=arguments, daemon=True)
+        with warnings.catch_warnings():  # the child needs none of the parent's threads, nor what they may have locked
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            self._process.start()
+        theirs.close()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def begin(self, job: Job) -> None:
+        self.client = job.client
+        is_own = getattr(job.step, "__self__", None) is self._method
+        step = job.step.__name__ if is_own else job.step
+        settings = {name: getattr(job.local, name) for name in SETTINGS}
+        order = (job.client, step, settings, self._buffer.write((job.message, job.memory)))
+        try:
+            self.connection.send(order)
+        except ConnectionError:
+            pass  # it has just died, as `finish` will find
+        except Exception as error:
+            raise RunFailed(
+                f"what client {job.client} is asked to do cannot be sent to another process: {error}; "
+                "define steps and records at the top level of a module, or take the runtime sequential"
+            ) from error
+
+    def finish(self) -> tuple[ClientId, Reply[Any, Any] | Failure]:
+        """What became of the job; waits for it."""
+        try:
+            places = self.connection.recv()
+        except (EOFError, OSError):
+            self._process.join(1)  # its own end says what happened, and ours would not
+            self.end()
+            return self.client, Failure(self.client, Reason.CLIENT_ERROR, _obituary(self._process.exitcode))
+        return self.client, self._buffer.read(places)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.connection.close()
+        self._buffer.close()
+
+
+def _obituary(status: int | None) -> str:
+    match status:
+        case -9:
+            return "the worker process died (signal 9): the system may have run out of memory"
+        case int() if status < 0:
+            return f"the worker process died (signal {-status})"
+    return f"the worker process died (exit status {status})"
+
+
+def _serve(federation: "Federation", buffer: _Buffer, connection: Connection, parents: Connection) -> None:
+    """What a process does: jobs, until nobody can send any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and is the parent's to act on
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parents.close()
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    while True:
+        try:
+            client, step, settings, places = connection.recv()
+        except EOFError:
+            return
+        message, memory = buffer.read(places)
+        method, local = federation.method, replace(federation.local(client, settings["round"]), **settings)
+        step = getattr(method, step) if isinstance(step, str) else step
+        [(_, outcome)] = Sequential().run([Job(client, step, local, message, memory, method.init_memory)])
+        try:
+            connection.send(buffer.write(outcome))
+        except Exception as error:  # a reply that cannot be sent is the client's failure
+            connection.send(failure_of(client, error))
+
+
+def _end_with_parent() -> None:
+    """A process that works for nobody would still hold the cores, and the lock of the run's folder."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,609 @@
+"""The runtime of several processes: the sequential one's bits, whatever dies on the way, and nothing left behind."""
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from doubles import Faulty, bits, tiny
+from protofed.errors import BadInput, RunFailed
+from protofed.method import Central, ClientId, Local, Method, Reply, Task, Uploads
+from protofed.methods import METHODS
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.moon import Moon
+from protofed.optim import Sgd
+from protofed.runtimes.federation import Federation, State, Training
+from protofed.runtimes.jobs import Failure, Job, Reason, Runtime
+from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.workers import Workers
+from protofed.tree import Nothing, Params, record
+
+TRAINING = Training(rounds=2, epochs=1, batch_size=8, optimizer=Sgd(lr=0.1, momentum=0.9), seed=3)
+SIZE = 2
+
+
+@pytest.fixture(autouse=True)
+def _impatience() -> Iterator[None]:
+    """A test that hangs fails."""
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError("the test hangs")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+OTHERS: set[int] = set()
+"""Children that the process had before a test, such as those of the test runner."""
+
+
+def pids() -> list[int]:
+    """The children of this process, zombies too."""
+    found = [Path(f"/proc/self/task/{task}/children").read_text().split() for task in os.listdir("/proc/self/task")]
+    return sorted({int(pid) for own in found for pid in own} - OTHERS)
+
+
+def is_running(pid: int) -> bool:
+    """Zombies do not run: whether an orphan is reaped is up to the system."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def await_end(processes: list[int]) -> None:
+    """Returns when these have ended and, if they are children of this process, are reaped."""
+    deadline = time.monotonic() + 20
+    while any(map(is_running, processes)) or set(pids()) & set(processes):
+        assert time.monotonic() < deadline, "processes that should have ended run on"
+        multiprocessing.active_children()  # reaps
+        time.sleep(0.02)
+
+
+def open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.append(os.readlink(f"/proc/self/fd/{name}").split(":")[0])
+    return sorted(found)
+
+
+def named_segments() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("protofed", "psm_"))}  # noqa: S108
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """No test may leave a process, a zombie, shared memory or an open file behind."""
+    OTHERS.clear()
+    OTHERS.update(pids())
+    files, segments = open_files(), named_segments()
+    yield
+    assert pids() == []
+    assert open_files() == files
+    assert named_segments() <= segments
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    runtime = Workers(SIZE)
+    yield runtime
+    runtime.close()
+
+
+def federation(method: Any, runtime: Runtime, task: Task | None = None, **training: Any) -> Federation:
+    return Federation(method, task or tiny(), replace(TRAINING, **training), runtime)
+
+
+def after_all(of: Federation, rounds: int = 2) -> State:
+    """The state after setup, so many rounds and the method's last word."""
+    state = of.start()
+    for _ in range(rounds):
+        state = of.advance(state)
+    return of.finish(state)
+
+
+def assert_same(found: State, expected: State) -> None:
+    assert bits((found.server, found.memories)) == bits((expected.server, expected.memories))
+    assert found.failures == expected.failures
+
+
+# ---- the sequential one's bits
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_bit_is_that_of_the_sequential_runtime(name: str, workers: Workers) -> None:
+    task, method = tiny(), METHODS[name]()
+    found, expected = (after_all(federation(method, runtime, task)) for runtime in (workers, Sequential()))
+    assert_same(found, expected)
+    assert found.traffic == expected.traffic
+
+
+def test_training_of_the_federation_at_hand_counts_and_not_that_of_the_first(workers: Workers) -> None:
+    task, method = tiny(), Moon()
+    first = federation(method, workers, task).start()
+    before = pids()
+    other = {"epochs": 3, "batch_size": 5, "seed": 9, "rounds": 7, "optimizer": Sgd(lr=0.3, lr_decay=0.5)}
+    found, expected = (
+        federation(method, runtime, task, **other).advance(replace(first, round=1))
+        for runtime in (workers, Sequential())
+    )
+    assert_same(found, expected)
+    assert pids() == before
+
+
+# ---- methods that do as little as a test needs
+
+
+@record
+class Numbers:
+    total: Tensor
+
+
+@dataclass(frozen=True)
+class Bare(Method[Numbers, Numbers, Nothing, Numbers]):
+    """Every client sends what it is told to; the server adds up."""
+
+    def init_server(self, central: Central) -> Numbers:
+        return Numbers(torch.zeros(3))
+
+    def message_for(self, server: Numbers, client: ClientId) -> Numbers:
+        return server
+
+    def upload_like(self, server: Numbers, central: Central) -> Numbers:
+        return server
+
+    def aggregate(self, server: Numbers, uploads: Uploads[Numbers], central: Central) -> Numbers:
+        return Numbers(sum((upload.total for _, upload in uploads), server.total))
+
+    def local_weights(self, message: Numbers, memory: Nothing) -> Params:
+        return {}
+
+    async def train(self, local: Local, message: Numbers, memory: Nothing) -> Reply[Numbers, Nothing]:
+        return Reply(self.upload(local, message), memory)
+
+    def upload(self, local: Local, message: Numbers) -> Any:
+        return Numbers(message.total + 2 ** int(local.client[1:]))
+
+
+@dataclass(frozen=True)
+class Deviant(Bare):
+    """In the second round, c01 does this instead."""
+
+    deed: Callable[[], Any] = lambda: None
+
+    def upload(self, local: Local, message: Numbers) -> Any:
+        return self.deed() if (local.client, local.round) == ("c01", 1) else super().upload(local, message)
+
+
+def raises() -> None:
+    raise KeyError("lost")
+
+
+SILENT = torch.zeros(3).to_sparse()
+DEEDS: dict[str, Callable[[], Any]] = {
+    "raises": raises,
+    "not finite": lambda: Numbers(torch.full((3,), torch.nan)),
+    "no tensor": lambda: Numbers("three"),
+    "none": lambda: Numbers(None),
+    "no record": lambda: "three",
+    "other names": lambda: {"sum": torch.zeros(3)},
+    "other shape": lambda: Numbers(torch.zeros(0, 3)),
+    "other type": lambda: Numbers(torch.zeros(3, dtype=torch.complex64)),
+    "meta": lambda: Numbers(torch.zeros(3, device="meta")),
+    "sparse": lambda: Numbers(SILENT),
+}
+
+
+@pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)
+def test_a_failure_reads_as_in_the_sequential_runtime(deed: Callable[[], Any], workers: Workers) -> None:
+    task, method = tiny(), Deviant(deed=deed)
+    found, expected = (after_all(federation(method, runtime, task)) for runtime in (workers, Sequential()))
+    assert_same(found, expected)
+    assert [failure.client for failure in found.failures] == ["c01"]
+
+
+@dataclass(frozen=True)
+class Unready(Bare):
+    def init_memory(self, local: Local, message: Numbers) -> Nothing:
+        raise ValueError(f"not {local.client}") if local.client == "c02" else KeyError(local.round)
+
+
+def test_a_memory_that_cannot_be_made_is_the_same_failure(workers: Workers) -> None:
+    outcomes = []
+    for runtime in (workers, Sequential()):
+        of = federation(Unready(), runtime)
+        runtime.open(of)
+        outcomes.append(dict(runtime.run(jobs(of))))
+    assert outcomes[0] == outcomes[1]
+    assert "ValueError: not c02 (test_workers.py, line" in outcomes[0]["c02"].detail
+
+
+def jobs(of: Federation, step: Any = None, message: Any = None, clients: Any = None) -> Iterator[Job]:
+    message = Numbers(torch.zeros(3)) if message is None else message
+    for client in of.ids if clients is None else clients:
+        yield Job(client, step or of.method.train, of.local(client, 0), message, None, of.method.init_memory)
+
+
+# ---- processes that die
+
+
+def killed(by: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(os.getpid(), by)
+
+
+DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
+    "killed": (killed, "the worker process died (signal 9): the system may have run out of memory"),
+    "crashed": (lambda: killed(signal.SIGUSR1), "the worker process died (signal 10)"),
+    "left": (lambda: os._exit(3), "the worker process died (exit status 3)"),
+    "asked to leave": (lambda: sys.exit(4), "the worker process died (exit status 4)"),
+}
+
+
+@pytest.mark.parametrize(("deed", "detail"), DEATHS.values(), ids=DEATHS)
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_process_that_dies_costs_one_client_one_round(size: int, deed: Callable[[], Any], detail: str) -> None:
+    task, method, workers = tiny(), Deviant(deed=deed), Workers(size)
+    of = federation(method, workers, task, rounds=3)
+    first = of.advance(of.start())
+    second = of.advance(first)
+    assert second.failures == (Failure("c01", Reason.CLIENT_ERROR, detail),)
+    assert bits(second.server) == bits(replace(of, runtime=Faulty({"c01"})).advance(first).server)
+    third = of.advance(second)
+    assert_same(third, replace(of, runtime=Sequential()).advance(second))
+    assert third.failures == ()
+    assert len(pids()) == size
+    workers.close()
+
+
+def test_a_process_that_dies_between_rounds_costs_nothing(workers: Workers) -> None:
+    of = federation(FedAvg(), workers)
+    state = of.start()
+    for pid in pids():
+        os.kill(pid, signal.SIGKILL)
+    await_end(pids())
+    assert_same(of.advance(state), replace(of, runtime=Sequential()).advance(state))
+    assert len(pids()) == SIZE
+
+
+def test_interruptions_are_the_parents_to_act_on(workers: Workers) -> None:
+    of = federation(FedAvg(), workers)
+    state = of.advance(of.start())
+    before = pids()
+    for pid in before:
+        os.kill(pid, signal.SIGINT)
+    time.sleep(0.1)
+    assert of.advance(state).failures == ()
+    assert pids() == before
+
+
+ORPHANS = """
+import time
+from doubles import tiny
+from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.workers import Workers
+from runtimes.test_workers import Deviant, pids
+
+def busy():
+    print("busy", flush=True)
+    time.sleep(100)
+
+of = Federation(Deviant(deed=busy), tiny(), Training(rounds=2), Workers(3))
+state = of.advance(of.start())
+print(*pids(), flush=True)
+of.advance(state)
+"""
+
+
+def test_processes_end_with_a_parent_that_is_killed_even_while_they_work() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHANS], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        children = [int(pid) for pid in parent.stdout.readline().split()]
+        assert parent.stdout.readline() == "busy\n"
+        assert len(children) == 3
+        assert all(map(is_running, children))
+        parent.kill()
+    await_end(children)
+
+
+def test_processes_do_not_take_over_the_handlers_of_their_parent(workers: Workers) -> None:
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        of = federation(FedAvg(), workers)
+        of.advance(of.start())
+        for pid in pids():
+            os.kill(pid, signal.SIGTERM)
+        await_end(pids())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---- opening and closing
+
+
+def test_processes_are_started_once_and_again_only_for_another_method_or_task(workers: Workers) -> None:
+    task, method, other = tiny(), FedAvg(), FedAvg()
+    seen = []
+    for of in (
+        federation(method, workers, task),
+        federation(method, workers, task, epochs=2),
+        federation(other, workers, task),
+        federation(other, workers, tiny()),
+    ):
+        workers.open(of)
+        seen.append(set(pids()))
+    after_all(of)
+    assert [len(own) for own in seen] == [SIZE] * 4
+    assert seen[0] == seen[1]
+    assert not seen[1] & seen[2]
+    assert not seen[2] & seen[3]
+    assert set(pids()) == seen[3]
+
+
+def test_a_closed_runtime_can_be_opened_again(workers: Workers) -> None:
+    of = federation(Moon(), workers)
+    state = of.advance(of.start())
+    workers.close()
+    assert pids() == []
+    workers.close()
+    assert_same(of.advance(state), replace(of, runtime=Sequential()).advance(state))
+
+
+def test_closing_gives_all_back_even_while_somebody_holds_a_stream(workers: Workers) -> None:
+    of = federation(Bare(), workers, tiny(7))
+    workers.open(of)
+    stream = workers.run(jobs(of))
+    next(stream)
+    workers.close()
+    assert pids() == []
+    assert not {"/memfd", "socket"} & set(open_files())
+    stream.close()
+    del stream
+
+
+def test_a_runtime_that_is_not_open_says_so() -> None:
+    of = federation(FedAvg(), Sequential())
+    with pytest.raises(RuntimeError, match="must be opened"):
+        next(iter(Workers(1).run(jobs(of))))
+
+
+def test_a_runtime_that_is_forgotten_leaves_no_process() -> None:
+    of = federation(FedAvg(), Workers(SIZE))
+    of.advance(of.start())
+    own = pids()
+    del of
+    gc.collect()
+    await_end(own)
+
+
+def test_there_is_a_process_for_each_core_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {2, 5, 7})
+    for runtime, expected in ((Workers(), 3), (Workers(1), 1)):
+        runtime.open(federation(FedAvg(), runtime))
+        assert len(pids()) == expected
+        runtime.close()
+
+
+def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(BadInput, match="needs Linux, and this is darwin: take sequential"):
+        Workers().open(federation(FedAvg(), Sequential()))
+
+
+# ---- streams
+
+
+def test_jobs_are_asked_for_only_when_a_process_is_free(workers: Workers) -> None:
+    of = federation(Bare(), workers, tiny(7))
+    workers.open(of)
+    asked: list[ClientId] = []
+
+    def counted() -> Iterator[Job]:
+        for job in jobs(of):
+            asked.append(job.client)
+            yield job
+
+    ahead = []
+    for number, _ in enumerate(workers.run(counted()), 1):
+        ahead.append(len(asked) - number)
+    assert ahead == [2, 2, 2, 2, 2, 1, 0]  # the process that became free works on while the reader reads
+
+
+@pytest.mark.parametrize("reads", [0, 1, 3])
+def test_a_reader_may_stop(reads: int, workers: Workers) -> None:
+    of = federation(FedAvg(), workers, tiny(7))
+    state = of.start()
+    stream = workers.run(jobs(of, message=of.method.message_for(state.server, "c00")))
+    for _ in range(reads):
+        next(stream)
+    stream.close()
+    assert_same(of.advance(state), replace(of, runtime=Sequential()).advance(state))
+    assert len(pids()) == SIZE
+
+
+def test_two_streams_may_be_read_in_turns(workers: Workers) -> None:
+    of = federation(Bare(), workers, tiny(5))
+    workers.open(of)
+    streams = [workers.run(jobs(of, message=Numbers(torch.full((3,), base)))) for base in (100.0, 200.0)]
+    found: list[dict[ClientId, float]] = [{}, {}]
+    for pair in zip(*streams, strict=True):
+        for own, (client, reply) in zip(found, pair, strict=True):
+            assert isinstance(reply, Reply)
+            own[client] = reply.upload.total[0].item()
+    assert found == [{f"c{k:02d}": base + 2**k for k in range(5)} for base in (100, 200)]
+
+
+def test_an_error_of_the_server_ends_the_work(workers: Workers) -> None:
+    of = federation(Bare(), workers, tiny(5))
+    workers.open(of)
+
+    def broken() -> Iterator[Job]:
+        yield from jobs(of, clients=("c00", "c01", "c02"))
+        raise LookupError("no message")
+
+    with pytest.raises(LookupError, match="no message"):
+        list(workers.run(broken()))
+    assert len(dict(workers.run(jobs(of)))) == 5
+
+
+# ---- what travels
+
+
+async def echo(local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    return Reply(message, memory)
+
+
+def echoed(of: Federation, message: Any) -> Any:
+    of.runtime.open(of)
+    [(_, reply)] = of.runtime.run(jobs(of, echo, message, ["c00"]))
+    return reply.upload if isinstance(reply, Reply) else reply
+
+
+LEAVES: dict[str, Tensor] = {
+    "scalar": torch.tensor(3.0),
+    "empty": torch.zeros(0, 4),
+    "channels last": torch.randn(2, 3, 5, 4).to(memory_format=torch.channels_last),
+    "transposed": torch.randn(4, 3).T,
+    "expanded": torch.randn(3, 1).expand(3, 4),
+    "strided": torch.arange(20).view(4, 5)[::2, 1:],
+    "conjugate": torch.randn(3, dtype=torch.complex128).conj(),
+    "bool": torch.tensor([True, False, True]),
+    "half": torch.randn(5).half(),
+    "brain": torch.randn(7).bfloat16(),
+    "nan": torch.tensor([torch.nan, -0.0, torch.inf]),
+    "graph": torch.ones(2, requires_grad=True) * 2,
+    "last empty": torch.zeros(3, 0),
+}
+
+
+def values(leaf: Tensor) -> str:
+    """As text, in which NaN equals NaN, and 0 is not −0."""
+    return repr(leaf.resolve_conj().flatten().tolist())
+
+
+def test_tensors_arrive_as_copies_would(workers: Workers) -> None:
+    found = echoed(federation(Bare(), workers), (LEAVES, [Numbers(torch.arange(3))]))
+    assert list(found[0]) == list(LEAVES)
+    assert found[1][0].total.tolist() == [0, 1, 2]
+    for name, leaf in LEAVES.items():
+        copy, own = leaf.detach().clone(), found[0][name]
+        assert (own.dtype, own.shape, own.stride()) == (copy.dtype, copy.shape, copy.stride()), name
+        assert values(own) == values(copy), name
+
+
+def test_memory_grows_and_shrinks_with_what_it_holds(workers: Workers) -> None:
+    of = federation(Bare(), workers)
+    for size in (1, 5000, 17, 300_000, 0, 9):
+        assert torch.equal(echoed(of, {"x": torch.arange(size)})["x"], torch.arange(size))
+
+
+def test_a_reply_survives_the_next_one() -> None:
+    workers = Workers(1)
+    of = federation(Bare(), workers)
+    workers.open(of)
+    replies = dict(workers.run(jobs(of)))
+    found = {client: reply.upload.total[0].item() for client, reply in replies.items() if isinstance(reply, Reply)}
+    assert found == {f"c{k:02d}": 2**k for k in range(4)}
+    workers.close()
+
+
+async def addresses(local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    return Reply(torch.tensor([local.data.x.data_ptr(), torch.get_num_threads(), os.getpid()]), memory)
+
+
+def test_data_are_not_copied_and_each_process_has_one_thread(workers: Workers) -> None:
+    task = tiny()
+    torch.set_num_threads(2)
+    try:
+        torch.randn(1000, 1000).sum()  # starts the threads of this process
+        of = federation(Bare(), workers, task)
+        workers.open(of)
+        found = {client: reply.upload.tolist() for client, reply in workers.run(jobs(of, addresses))}  # type: ignore[union-attr]
+    finally:
+        torch.set_num_threads(1)
+    assert {own[2] for own in found.values()} <= set(pids())
+    assert {client: own[:2] for client, own in found.items()} == {
+        client: [data.x.data_ptr(), 1] for client, data in task.clients.items()
+    }
+
+
+def test_methods_that_other_processes_could_not_import_work_too(workers: Workers) -> None:
+    @dataclass(frozen=True)
+    class Inner(Bare):
+        def upload(self, local: Local, message: Numbers) -> Numbers:
+            return Numbers(torch.ones(3))
+
+    assert after_all(federation(Inner(), workers)).server.total.tolist() == [8.0] * 3  # four clients, two rounds
+
+
+def test_a_step_that_cannot_be_sent_ends_the_run_and_says_why(workers: Workers) -> None:
+    async def inner(local: Local, message: Any, memory: Any) -> None:
+        pass
+
+    of = federation(Bare(), workers)
+    workers.open(of)
+    with pytest.raises(
+        RunFailed, match=r"what client c00 is asked to do cannot be sent .*inner.*top level of a module"
+    ):
+        list(workers.run(jobs(of, inner)))
+
+
+def test_a_reply_that_cannot_be_sent_is_a_failure(workers: Workers) -> None:
+    state = after_all(federation(Deviant(deed=lambda: Numbers(lambda: None)), workers))
+    assert [(f.client, f.reason) for f in state.failures] == [("c01", Reason.CLIENT_ERROR)]
+    assert "lambda" in state.failures[0].detail
+
+
+# ---- memory that is not there
+
+
+def exhausted(where: Callable[[], bool]) -> Callable[[int, int, int], None]:
+    real = os.posix_fallocate
+
+    def fallocate(file: int, start: int, size: int) -> None:
+        if where():
+            raise OSError(28, "No space left on device")
+        real(file, start, size)
+
+    return fallocate
+
+
+def test_no_memory_for_a_message_ends_the_run(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", exhausted(lambda: True))
+    of = federation(Bare(), workers)
+    with pytest.raises(RunFailed, match="no shared memory for a record of 64 bytes: No space left on device"):
+        of.advance(of.start())
+
+
+async def swollen(local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    return Reply(torch.zeros(1000, dtype=torch.int64), memory)
+
+
+def test_no_memory_for_a_reply_is_a_failure(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, calls = os.getpid(), count()
+    monkeypatch.setattr(os, "posix_fallocate", exhausted(lambda: os.getpid() != parent and next(calls) == 0))
+    workers.count = 1
+    of = federation(Bare(), workers)
+    workers.open(of)
+    found: list[Any] = [outcome for _, outcome in workers.run(jobs(of, swollen, clients=["c00", "c01"]))]
+    assert "RunFailed: there is no shared memory for a record of 8000 bytes" in found[0].detail
+    assert found[1].upload.shape == (1000,)
