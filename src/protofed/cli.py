@@ -208,6 +208,7 @@ def compare(
     task: Annotated[list[str] | None, typer.Option(help="Only this task, by its label; may be given again.")] = None,
     method: Annotated[list[str] | None, typer.Option(help="Only this method, likewise.")] = None,
     scale: Annotated[Scale, typer.Option(help="small: a sliver, to see that everything works.")] = Scale.FULL,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one for each core.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on tasks with several seeds: tables and pictures, with the published numbers beside ours."""
@@ -218,10 +219,10 @@ def compare(
         tasks=task or [],
         methods=method or [],
     )
-    _compare(compared, out_dir, report or out_dir / "reports" / comparison_file.stem, as_json)
+    _compare(compared, out_dir, report or out_dir / "reports" / comparison_file.stem, as_json, jobs)
 
 
-def _compare(compared: Comparison, out_dir: Path, report: Path, as_json: bool) -> None:
+def _compare(compared: Comparison, out_dir: Path, report: Path, as_json: bool, jobs: int | None = None) -> None:
     """Runs what is not done yet, then reports on all; a failed run is a line of the report."""
     console, configs = err if as_json else out, compared.configs
     total = sum(config.training.rounds for config in configs)
@@ -230,7 +231,11 @@ def _compare(compared: Comparison, out_dir: Path, report: Path, as_json: bool) -
     with _stop_signal("run the same command again to continue") as should_stop, progress.bar(console) as bar:
         line = bar.add_task("rounds of all runs", total=total)
         outcomes = sweep(
-            configs, out_dir, progress=lambda done: bar.update(line, completed=done), should_stop=should_stop
+            configs,
+            out_dir,
+            workers=jobs,
+            progress=lambda done: bar.update(line, completed=done),
+            should_stop=should_stop,
         )
     failed = [outcome.failure for outcome in outcomes if outcome.failure]
     if not all(outcome.is_done or outcome.failure for outcome in outcomes):

@@ -84,7 +84,8 @@ class Mean:
             self._sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in named.items()}
         if named.keys() != self._sums.keys():
             raise ValueError("the mean of trees that have different leaves")
-        torch._foreach_add_([self._sums[name] for name in named], list(named.values()), alpha=weight)  # in float64
+        if named:
+            torch._foreach_add_([self._sums[name] for name in named], list(named.values()), alpha=weight)  # in float64
         self._weight += weight
 
     def value(self) -> Tree:
