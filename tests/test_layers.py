@@ -1,6 +1,8 @@
 """The architecture as rules on imports, and the calls that no source file may hold."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,3 +150,10 @@ def test_the_ban_sees_what_it_bans(code: str) -> None:
 )
 def test_the_ban_lets_harmless_code_pass(code: str) -> None:
     assert not list(faults(ast.parse(code)))
+
+
+def test_importing_protofed_loads_no_slow_library_that_few_runs_need() -> None:
+    slow = {"sklearn", "scipy.stats", "pandas", "matplotlib"}
+    code = f"import sys, protofed; print({slow} & sys.modules.keys())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "set()"

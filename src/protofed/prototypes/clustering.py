@@ -3,8 +3,6 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 BLOCK = 256
@@ -73,6 +71,9 @@ def linked(neighbours: Tensor) -> Tensor:
     Points that share a neighbour meet there, so no link of their own is needed.
     """
     n = len(neighbours)
+    from scipy.sparse import csr_array  # slow imports that few runs need
+    from scipy.sparse.csgraph import connected_components
+
     graph = csr_array((np.ones(n), (np.arange(n), neighbours.cpu().numpy())), shape=(n, n))
     component = connected_components(graph, directed=False)[1].astype(np.int64)
     return torch.from_numpy(component).to(neighbours.device)

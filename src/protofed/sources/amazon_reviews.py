@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.feature_extraction.text import HashingVectorizer
 
 from protofed.errors import BadInput
 from protofed.sources.tabular import file_below
@@ -49,6 +48,8 @@ def encode(texts: Sequence[str], dimensions: int) -> NDArray[np.float32]:
 
     Nothing is fitted, so that sites need no common vocabulary.
     """
+    from sklearn.feature_extraction.text import HashingVectorizer  # a slow import that few runs need
+
     hashing = HashingVectorizer(n_features=dimensions, ngram_range=(1, 2), norm="l2", dtype=np.float32)
     x: NDArray[np.float32] = hashing.transform(texts).toarray()
     return x

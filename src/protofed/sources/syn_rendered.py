@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import scipy  # loads its modules when they are asked for
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
-from scipy import ndimage
 
 from protofed.seeds import derive_seed
 from protofed.sources.examples import Dataset, Examples, Split
@@ -170,7 +170,7 @@ def _glyph(font: ImageFont.FreeTypeFont, digit: str) -> tuple[Floats, float]:
     # Pillow's box holds the space around a digit as well, so that the ink itself has to be found.
     columns = np.flatnonzero(ink.any(axis=0))
     ink = np.roll(ink, (side - 1 - columns[0] - columns[-1]) // 2, axis=1)
-    depth = ndimage.distance_transform_edt(ink) - ndimage.distance_transform_edt(~ink)
+    depth = scipy.ndimage.distance_transform_edt(ink) - scipy.ndimage.distance_transform_edt(~ink)
     kept = depth[FINENESS // 2 :: FINENESS, FINENESS // 2 :: FINENESS] / FINENESS
     return kept.astype(np.float32), len(columns) / (2 * FINENESS)
 

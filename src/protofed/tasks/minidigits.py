@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+import scipy  # loads its modules when they are asked for
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from protofed.data import Data, Transform
 from protofed.method import Positive, Task
@@ -207,15 +207,15 @@ def _paint_street(strokes: Floats, rng: np.random.Generator) -> Bytes:
     wall = _coloured(np.where(darker, low + gap, low), rng)
     paint = _coloured(np.where(darker, low, low + gap), rng)
     scene = _blend(_flat(wall) + _texture(n, rng), _flat(paint), mask)
-    blurred = ndimage.gaussian_filter(scene, (0, 0, 1.0, 1.0))
+    blurred = scipy.ndimage.gaussian_filter(scene, (0, 0, 1.0, 1.0))
     focus = rng.uniform(0.0, 0.6, (n, 1, 1, 1))
     return _to_bytes(focus * scene + (1 - focus) * blurred + rng.normal(0, 0.02, scene.shape))
 
 
 def _texture(n: int, rng: np.random.Generator) -> Floats:
     """Coloured stains, planks at a random angle and speckle, around zero."""
-    stains = ndimage.zoom(rng.uniform(-0.15, 0.15, (n, 3, 4, 4)), (1, 1, SIDE / 4, SIDE / 4), order=1)
-    speckle = ndimage.zoom(rng.uniform(-0.12, 0.12, (n, 1, 14, 14)), (1, 1, 2, 2), order=1)
+    stains = scipy.ndimage.zoom(rng.uniform(-0.15, 0.15, (n, 3, 4, 4)), (1, 1, SIDE / 4, SIDE / 4), order=1)
+    speckle = scipy.ndimage.zoom(rng.uniform(-0.12, 0.12, (n, 1, 14, 14)), (1, 1, 2, 2), order=1)
     row, column = np.mgrid[:SIDE, :SIDE]
     angle, wave, phase = (rng.uniform(0, top, (n, 1, 1)) for top in (np.pi, 0.7, 2 * np.pi))
     planks = 0.08 * np.sin((0.5 + wave) * (np.cos(angle) * row + np.sin(angle) * column) + phase)
@@ -303,7 +303,7 @@ def _warp(images: Floats, maps: Floats, shifts: Floats, side: int, order: Litera
     offsets = middle_in - np.einsum("nij,nj->ni", inverses, middle_out + shifts)
     warped = np.empty((len(images), side, side))
     for k, image in enumerate(images):
-        warped[k] = ndimage.affine_transform(
+        warped[k] = scipy.ndimage.affine_transform(
             image, inverses[k], offsets[k], (side, side), order=order, mode="grid-constant"
         )
     return warped
