@@ -198,3 +198,23 @@ def test_a_step_modifies_none_of_its_inputs(optimizer: Optimizer) -> None:
     assert bits((params, state, slopes)) == before
     assert list(moved) == list(params)
     assert bits(moved) != bits(params)
+
+
+@pytest.mark.parametrize(
+    "sgd",
+    [Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, 0.01, nesterov=True), Sgd(0.1, 0.9, 0.01, clip_norm=0.3)],
+    ids=["plain", "momentum", "nesterov", "clipped"],
+)
+def test_a_step_in_place_is_the_same_step_whatever_the_layout_in_memory(sgd: Sgd) -> None:
+    draws = torch.Generator().manual_seed(0)
+    params = {"conv": torch.randn(4, 3, 5, 5, generator=draws), "bias": torch.randn(4, generator=draws)}
+    slopes = [{name: torch.randn(leaf.shape, generator=draws) for name, leaf in params.items()} for _ in range(3)]
+    own = {name: leaf.clone() for name, leaf in params.items()}
+    own["conv"] = own["conv"].to(memory_format=torch.channels_last)
+    places = {name: leaf.data_ptr() for name, leaf in own.items()}
+    state, own_state = sgd.init(params), sgd.init(own)
+    for slope in slopes:
+        params, state = sgd.step(lambda _, slope=slope: slope, params, state)
+        own, own_state = sgd.step_in_place(lambda _, slope=slope: slope, own, own_state)
+    torch.testing.assert_close(own, params)
+    assert {name: leaf.data_ptr() for name, leaf in own.items()} == places

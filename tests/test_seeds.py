@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from scipy.stats import kstest
 
-from protofed.seeds import derive_seed, generator
+from protofed.seeds import _hashed, derive_seed, generator, normal
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,25 @@ def test_seeds_fit_a_signed_word_and_use_all_of_it() -> None:
 def test_generators_of_one_place_draw_the_same() -> None:
     assert torch.equal(torch.rand(5, generator=generator(3, "x")), torch.rand(5, generator=generator(3, "x")))
     assert not torch.equal(torch.rand(5, generator=generator(3, "x")), torch.rand(5, generator=generator(4, "x")))
+
+
+def test_the_hash_is_splitmix64() -> None:
+    # The first three outputs of the reference implementation for seed 0.
+    found = _hashed(torch.tensor([1, 2, 3]))
+    expected = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [value % 2**64 for value in found.tolist()] == expected
+
+
+def test_normal_draws_are_normal_and_a_function_of_their_number() -> None:
+    first, again, other = (normal(torch.tensor(number), 200, 100) for number in (7, 7, 8))
+    assert torch.equal(first, again)
+    assert (first != other).float().mean() > 0.999
+    assert kstest(first.flatten().numpy(), "norm").pvalue > 0.01
+    assert abs(torch.corrcoef(torch.stack([first.flatten(), other.flatten()]))[0, 1]) < 0.03
+    assert abs(torch.corrcoef(torch.stack([first[:-1].flatten(), first[1:].flatten()]))[0, 1]) < 0.03
+
+
+def test_normal_draws_can_be_mapped() -> None:
+    numbers = torch.tensor([3, 4])
+    mapped = torch.vmap(lambda number: normal(number, 5))(numbers)
+    assert torch.equal(mapped, torch.stack([normal(number, 5) for number in numbers]))

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from protofed import BadInput, Data, RunFailed, Task, wire
 from protofed.experiments import checkpoint, config
 from protofed.experiments.config import EvaluationSettings
 from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import METRICS, Experiment, Result, Round, at_home, execute, parsed, summarised
+from protofed.experiments.run import METRICS, Experiment, Result, Round, Saver, at_home, execute, parsed, summarised
 from protofed.networks import Parts
 from protofed.runtimes import RuntimeSettings
 from protofed.runtimes.federation import Training
@@ -466,3 +467,48 @@ def test_settings_may_be_left_open_and_whole_numbers_are_numbers() -> None:
         for weight in (1, 1.0)
     )
     assert one == same
+
+
+# ---- saving behind a run
+
+
+def test_a_state_is_saved_while_the_next_round_runs_and_before_the_next_save() -> None:
+    release, order = threading.Event(), list[str]()
+
+    def slow() -> None:
+        assert release.wait(10)
+        order.append("first")
+
+    with Saver(behind=True) as saver:
+        saver.begin(slow)
+        assert order == [], "the run does not wait for it"
+        release.set()
+        saver.begin(lambda: order.append("second"))
+        assert order[0] == "first"
+    assert order == ["first", "second"]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_save_that_fails_is_never_silent(behind: bool) -> None:
+    def failing() -> None:
+        raise RunFailed("the disk is full")
+
+    with pytest.raises(RunFailed, match="the disk is full"), Saver(behind=behind) as saver:
+        saver.begin(failing)
+
+
+def test_a_failed_save_ends_the_run_at_the_next_one() -> None:
+    def failing() -> None:
+        raise RunFailed("the disk is full")
+
+    with Saver(behind=True) as saver:
+        saver.begin(failing)
+        with pytest.raises(RunFailed, match="the disk is full"):
+            saver.begin(lambda: None)
+
+
+def test_the_time_of_a_round_is_told_apart(tmp_path: Path) -> None:
+    (first, second) = execute(small_experiment(rounds=2), RunFolder(tmp_path)).rounds
+    assert list(first.seconds) == ["train", "aggregate", "evaluate", "checkpoint"]
+    assert all(value >= 0 for value in first.seconds.values())
+    assert second.seconds["checkpoint"] > 0

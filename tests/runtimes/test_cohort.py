@@ -1,16 +1,23 @@
 """The cohort runtime gives what the reference gives, by either executor, for every method."""
 
 import logging
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from doubles import tiny
-from protofed import METHODS, Method, Task, tree
+from protofed import METHODS, BadInput, Data, Method, Task, tree
+from protofed.evaluation.domains import evaluate
+from protofed.method import Local, Reply
+from protofed.methods.fedavg import FedAvg
+from protofed.networks import Parts
+from protofed.optim import Adam, Asam, Optimizer, Sam, Sgd
 from protofed.runtimes import executors
 from protofed.runtimes.cohort import Cohort
+from protofed.runtimes.executors import _phases, _width
 from protofed.runtimes.federation import Federation, State, Training
 from protofed.runtimes.sequential import Sequential
 
@@ -64,3 +71,223 @@ def test_the_same_seed_gives_the_same_bytes(name: str, executor: Any, device: st
     assert [leaf.cpu().numpy().tobytes() for leaf in named(first).values()] == [
         leaf.cpu().numpy().tobytes() for leaf in named(second).values()
     ]
+
+
+# ---- what goes on around the methods
+
+
+@every_executor
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        Sgd(lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
+        Sgd(lr=0.05, clip_norm=0.5),
+        Adam(lr=0.01, weight_decay=1e-3, clip_norm=0.5),
+        Sam(Sgd(lr=0.05, momentum=0.5), rho=0.1),
+        Asam(Adam(lr=0.01, weight_decay=1e-3), rho=0.2),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_every_optimiser_works_for_each_client_on_its_own(optimizer: Optimizer, executor: Any) -> None:
+    """Norms, for one, are taken over one client's gradients, not over those of all. Without decay of the weights Adam
+    would make steps of full size out of the rounding errors that are the gradient of a bias before BatchNorm."""
+    reference = after(FedAvg(), Sequential(), optimizer=optimizer)
+    assert difference(reference, after(FedAvg(), Cohort("cpu", executor=executor), optimizer=optimizer)) <= 1e-5
+
+
+@every_executor
+@pytest.mark.parametrize("kind", [Sgd, Adam])
+def test_a_learning_rate_that_decays_needs_nothing_recorded_anew(kind: Any, executor: Any) -> None:
+    optimizer = kind(lr=0.05, lr_decay=0.5, weight_decay=1e-3)
+    runtime = Cohort("cpu", executor=executor)
+    found = after(FedAvg(), runtime, optimizer=optimizer)
+    assert difference(after(FedAvg(), Sequential(), optimizer=optimizer), found) <= 1e-5
+    assert len(runtime._programs) == 1
+
+
+def test_the_number_of_clusters_may_change_without_anything_recorded_anew() -> None:
+    runtime = Cohort("cpu")
+    federation = Federation(METHODS["fpl"](), tiny(6), Training(rounds=4, epochs=1, batch_size=8), runtime)
+    state, numbers = federation.start(), set()
+    for _ in range(4):
+        state = federation.advance(state)
+        numbers.add(len(state.server.prototypes.label))
+    assert len(numbers) > 1, "the test needs clusters that come and go"
+    assert len(runtime._programs) == 1
+
+
+@every_executor
+def test_a_cohort_that_does_not_fit_goes_in_waves(
+    executor: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes: list[int] = []
+
+    def load(self: executors.Stage, loops: Any) -> None:
+        sizes.append(len(loops))
+        if len(loops) > 2:
+            raise torch.OutOfMemoryError("no room")
+        whole(self, loops)
+
+    whole = executors.Stage.load
+    monkeypatch.setattr(executors.Stage, "load", load)
+    found = after(FedAvg(), Cohort("cpu", executor=executor), tiny(7), rounds=1)
+    assert difference(after(FedAvg(), Sequential(), tiny(7), rounds=1), found) <= 1e-6
+    assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1] or max(sizes[2:]) <= 2
+    assert "out of memory with 7 clients at once; going on with 3" in caplog.text
+
+
+def test_one_client_that_does_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: executors.Stage, loops: Any) -> None:
+        if any(len(loop.data) > 10 for loop in loops):
+            raise torch.OutOfMemoryError("no room")
+        whole(self, loops)
+
+    whole = executors.Stage.load
+    monkeypatch.setattr(executors.Stage, "load", load)
+    state = after(FedAvg(), Cohort("cpu"), tiny(4), rounds=1)
+    large = [name for name, data in tiny(4).clients.items() if len(data) > 10]
+    assert [failure.client for failure in state.failures] == large
+    assert all("OutOfMemoryError" in failure.detail for failure in state.failures)
+
+
+@dataclass(frozen=True)
+class Picky(FedAvg):
+    """Cannot work for one client."""
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+        if local.client == "c01":
+            raise ValueError("not with me")
+        return await super().train(local, message, memory)
+
+
+@dataclass(frozen=True)
+class Broken(FedAvg):
+    """Its loss can be computed only if a client has no example of class 0."""
+
+    def loss(self, model: Any, batch: Any, message: Any, memory: Any) -> Tensor:
+        if (batch.y == 0).any():
+            raise ValueError("a class that I do not know")
+        return super().loss(model, batch, message, memory)
+
+
+@every_executor
+def test_a_client_that_fails_fails_alone(executor: Any) -> None:
+    found = after(Picky(), Cohort("cpu", executor=executor))
+    assert difference(after(Picky(), Sequential()), found) <= 1e-5
+    assert [failure.client for failure in found.failures] == ["c01"]
+    assert "ValueError: not with me" in found.failures[0].detail
+
+
+def test_what_fails_for_some_of_a_group_is_done_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    found, reference = after(Broken(), Cohort("cpu"), rounds=1), after(Broken(), Sequential(), rounds=1)
+    assert [f.client for f in found.failures] == [f.client for f in reference.failures] == ["c01", "c02", "c03"]
+    assert difference(reference, found) == 0
+    assert "a group of 4 was given up (ValueError: a class that I do not know); one by one" in caplog.text
+
+
+def dropping(client: str = "") -> Parts:
+    features = nn.Sequential(nn.Linear(12, 8), nn.ReLU(), nn.Dropout(0.5))
+    return {"features": features, "classifier": nn.Linear(8, 5)}
+
+
+def test_networks_that_draw_are_trained_as_the_reference_does() -> None:
+    task = replace(tiny(), model=dropping)
+    assert difference(after(FedAvg(), Sequential(), task), after(FedAvg(), Cohort("cpu"), task)) == 0
+
+
+@every_executor
+def test_networks_in_which_clients_differ_form_groups(executor: Any) -> None:
+    def own(client: str) -> Parts:
+        width = 8 if client < "c02" else 16
+        features = nn.Sequential(nn.Linear(12, width), nn.ReLU(), nn.Linear(width, 8))
+        return {"features": features, "classifier": nn.Linear(8, 5)}
+
+    task = replace(tiny(), model=own)
+    runtime = Cohort("cpu", executor=executor)
+    found = after(METHODS["local"](), runtime, task)
+    assert difference(after(METHODS["local"](), Sequential(), task), found) <= 1e-5
+    assert sorted(program.stage.size for program in runtime._programs.values()) == [2, 2]
+
+
+@every_executor
+def test_examples_that_do_not_fit_on_the_device_are_brought_there_for_a_round(
+    executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: False)
+    found = after(METHODS["fedmd"](), Cohort("cpu", executor=executor))
+    monkeypatch.undo()
+    assert difference(after(METHODS["fedmd"](), Sequential()), found) <= 1e-5
+
+
+def test_what_all_clients_share_is_held_once() -> None:
+    runtime = Cohort("cpu")
+    after(METHODS["moon"](), runtime, rounds=2)
+    (program,) = runtime._programs.values()
+    stage = program.stage
+    for buffer, is_shared in zip(stage.known, stage.shared, strict=True):
+        assert is_shared or len(buffer) == 4
+    assert sum(stage.shared) >= len(program.stage.body.networks.trainable), "the received weights, at least"
+
+
+def test_clients_are_judged_as_by_the_reference() -> None:
+    for name in ("fedavg", "local"):
+        scores = []
+        for runtime in (Sequential(), Cohort("cpu", executor="stacked")):
+            federation = Federation(METHODS[name](), tiny(), Training(rounds=1, epochs=1), runtime)
+            scores.append(evaluate(federation, federation.advance(federation.start())))
+        assert scores[0] == scores[1]
+
+
+def test_bf16_works_in_bf16_and_keeps_weights_and_losses_in_float32() -> None:
+    seen: set[torch.dtype] = set()
+
+    @dataclass(frozen=True)
+    class Watching(FedAvg):
+        def loss(self, model: Any, batch: Any, message: Any, memory: Any) -> Tensor:
+            seen.update({model.features(batch.x).dtype, model.logits(batch.x).dtype})
+            return super().loss(model, batch, message, memory)
+
+    reference = after(Watching(), Sequential())
+    found = after(Watching(), Cohort("cpu", "bf16", "streams"))
+    assert seen == {torch.float32}
+    assert {leaf.dtype for leaf in found.server.params.values()} == {torch.float32}
+    assert 1e-5 < difference(reference, found) < 0.05
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(BadInput, match="torch finds no CUDA device here"):
+            Cohort("cuda")
+
+
+# ---- who takes a step together
+
+
+def test_phases_by_hand() -> None:
+    # Eight clients; five stop after 2 steps, two after 3, the last after 5.
+    steps = [5, 3, 3, 2, 2, 2, 2, 2]
+    # Widths go 8, 6, 4, 3, 2, 1: three clients fit into 3, one into 1.
+    assert _phases(steps) == [(8, False, 2), (3, False, 1), (1, False, 2)]
+    # With seven left of eight the width stays, and who is done is masked.
+    assert _phases([4, 4, 4, 4, 4, 4, 4, 1]) == [(8, False, 1), (8, True, 3)]
+    assert [_width(active, 8) for active in (8, 7, 6, 5, 4, 3, 2, 1)] == [8, 8, 6, 6, 4, 3, 2, 1]
+
+
+@every_executor
+@pytest.mark.parametrize("sizes", [(3, 30), (1, 2, 3, 4, 5, 6, 7, 8, 9, 40)])
+def test_clients_of_any_sizes_end_when_they_are_done(sizes: tuple[int, ...], executor: Any) -> None:
+    draws = torch.Generator().manual_seed(1)
+    clients = {
+        f"c{k:02d}": Data.of(torch.randn(n, 12, generator=draws), torch.randint(0, 5, (n,), generator=draws))
+        for k, n in enumerate(sizes)
+    }
+    task = Task(clients, {}, 5, tiny().model)
+    found = after(FedAvg(), Cohort("cpu", executor=executor), task)
+    assert difference(after(FedAvg(), Sequential(), task), found) <= 1e-4
+
+
+def test_a_later_round_with_other_clients_uses_what_was_recorded_or_records_more() -> None:
+    runtime = Cohort("cpu")
+    found = after(METHODS["moon"](), runtime, tiny(8), fraction=0.5, rounds=5)
+    reference = after(METHODS["moon"](), Sequential(), tiny(8), fraction=0.5, rounds=5)
+    assert difference(reference, found) == 0

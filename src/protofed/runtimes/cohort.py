@@ -155,10 +155,11 @@ class Cohort:
             wave = group[len(done) : len(done) + self._most_at_once]
             try:
                 done += self._wave([loop for _, loop in wave])
-            except torch.OutOfMemoryError:
-                if len(wave) == 1:
-                    raise
+            except torch.OutOfMemoryError as error:
                 self._forget()
+                if len(wave) == 1:
+                    done.append(error)
+                    continue
                 self._most_at_once = max(1, len(wave) // 2)
                 log.warning("out of memory with %d clients at once; going on with %d", len(wave), self._most_at_once)
             except Exception as error:
