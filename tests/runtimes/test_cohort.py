@@ -98,10 +98,10 @@ def test_every_optimiser_works_for_each_client_on_its_own(optimizer: Optimizer, 
 @every_executor
 @pytest.mark.parametrize("kind", [Sgd, Adam])
 def test_a_learning_rate_that_decays_needs_nothing_recorded_anew(kind: Any, executor: Any) -> None:
-    optimizer = kind(lr=0.05, lr_decay=0.5, weight_decay=1e-3)
+    optimizer, task = kind(lr=0.05, lr_decay=0.5), replace(tiny(), model=plain)
     runtime = Cohort("cpu", executor=executor)
-    found = after(FedAvg(), runtime, optimizer=optimizer)
-    assert difference(after(FedAvg(), Sequential(), optimizer=optimizer), found) <= 1e-5
+    found = after(FedAvg(), runtime, task, optimizer=optimizer)
+    assert difference(after(FedAvg(), Sequential(), task, optimizer=optimizer), found) <= 1e-5
     assert len(runtime._programs) == 1
 
 
@@ -183,6 +183,10 @@ def test_what_fails_for_some_of_a_group_is_done_one_by_one(caplog: pytest.LogCap
     assert [f.client for f in found.failures] == [f.client for f in reference.failures] == ["c01", "c02", "c03"]
     assert difference(reference, found) == 0
     assert "a group of 4 was given up (ValueError: a class that I do not know); one by one" in caplog.text
+
+
+def plain(client: str = "") -> Parts:
+    return {"features": nn.Sequential(nn.Linear(12, 8), nn.ReLU()), "classifier": nn.Linear(8, 5)}
 
 
 def dropping(client: str = "") -> Parts:
