@@ -4,7 +4,7 @@ All do the same FedAvg work: the same clients and examples, the same network fro
 Each run is a fresh process (the systems take turns, and medians count), so the seconds until the end of the first round
 include imports and start-up. Every process computes on one thread; systems that can run two clients at once do so.
 
-    pip install 'protofed[peers]'
+    pip install -c constraints-peers.txt torch && pip install -c constraints-peers.txt -e '.[peers]'
     python benchmarks/peers.py --out peers.json --figure peers.svg
 """
 
@@ -41,8 +41,7 @@ LR, MOMENTUM, CLASSES = 0.01, 0.9, 10
 LIMIT = 600
 """Seconds after which a run is given up."""
 BUSY = 1.25
-"""Load per core above which other work must have taken part of the machine; ours alone makes up to 1. A busy Linux may
-share its cores among sessions, not processes, which favours systems that open several, as Ray does."""
+"""Load per core above which other work must have taken part of the machine; ours alone makes up to 1."""
 QUIET = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -299,7 +298,7 @@ class System:
             return ""
         if absent[0].startswith("protofed"):
             return f"not there: {absent[0]} is no part of this version"
-        return "not installed: pip install 'protofed[peers]'"
+        return "not installed: see the first lines of benchmarks/peers.py"
 
 
 def _is_there(module: str) -> bool:

@@ -20,6 +20,7 @@ from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.executors import _phases, _width
 from protofed.runtimes.federation import Federation, State, Training
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.stage import Stage
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 ROUNDS = 3
@@ -122,14 +123,14 @@ def test_a_cohort_that_does_not_fit_goes_in_waves(
 ) -> None:
     sizes: list[int] = []
 
-    def load(self: executors.Stage, loops: Any) -> None:
+    def load(self: Stage, loops: Any) -> None:
         sizes.append(len(loops))
         if len(loops) > 2:
             raise torch.OutOfMemoryError("no room")
         whole(self, loops)
 
-    whole = executors.Stage.load
-    monkeypatch.setattr(executors.Stage, "load", load)
+    whole = Stage.load
+    monkeypatch.setattr(Stage, "load", load)
     found = after(FedAvg(), Cohort("cpu", executor=executor), tiny(7), rounds=1)
     assert difference(after(FedAvg(), Sequential(), tiny(7), rounds=1), found) <= 1e-6
     assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1] or max(sizes[2:]) <= 2
@@ -137,13 +138,13 @@ def test_a_cohort_that_does_not_fit_goes_in_waves(
 
 
 def test_one_client_that_does_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: executors.Stage, loops: Any) -> None:
+    def load(self: Stage, loops: Any) -> None:
         if any(len(loop.data) > 10 for loop in loops):
             raise torch.OutOfMemoryError("no room")
         whole(self, loops)
 
-    whole = executors.Stage.load
-    monkeypatch.setattr(executors.Stage, "load", load)
+    whole = Stage.load
+    monkeypatch.setattr(Stage, "load", load)
     state = after(FedAvg(), Cohort("cpu"), tiny(4), rounds=1)
     large = [name for name, data in tiny(4).clients.items() if len(data) > 10]
     assert [failure.client for failure in state.failures] == large

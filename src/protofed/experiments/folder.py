@@ -114,6 +114,7 @@ def environment() -> dict[str, str | int]:
         "commit": commit(),
         "system": platform.platform(),
         "processor": processor(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),

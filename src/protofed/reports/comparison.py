@@ -156,7 +156,7 @@ def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
     first = comparison.configs[0].training
     lines = [
         f"- made by `{made['command']}` at commit {made['commit']} (protofed {made['protofed']})",
-        f"- on {made['cores']} cores of {made['processor']}, torch {made['torch']}, Python {made['python']}",
+        f"- on {_hardware(made)}, torch {made['torch']}, Python {made['python']}",
         f"- seeds {', '.join(map(str, comparison.seeds))}; {SUMMARIES[comparison.summary]}; mean ± sample standard "
         "deviation over seeds",
         f"- {first.rounds} rounds of {first.epochs} local epochs, batch {first.batch_size}, unless a method's section "
@@ -165,3 +165,8 @@ def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
     if comparison.source:
         lines.append(f"- published numbers: {comparison.source}")
     return "\n".join(lines) + "\n"
+
+
+def _hardware(made: Mapping[str, object]) -> str:
+    gpu = f"one {made['gpu']} and " if made.get("gpu") else ""
+    return f"{gpu}{made['cores']} cores of {made['processor']}"

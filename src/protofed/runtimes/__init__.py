@@ -14,7 +14,6 @@ from protofed.errors import BadInput
 from protofed.method import Task
 from protofed.networks import Precision
 from protofed.runtimes.cohort import Cohort
-from protofed.runtimes.executors import ExecutorName
 from protofed.runtimes.federation import Training
 from protofed.runtimes.jobs import Runtime
 from protofed.runtimes.sequential import Sequential
@@ -81,4 +80,4 @@ def _steps(task: Task, training: Training) -> float:
     return batches * training.epochs * training.fraction
 
 
-__all__ = ["RUNTIMES", "ExecutorName", "Runtime", "RuntimeSettings"]
+__all__ = ["RUNTIMES", "Runtime", "RuntimeSettings"]

@@ -19,11 +19,12 @@ import torch
 from protofed.errors import BadInput
 from protofed.method import ClientId, Reply, Request, Task
 from protofed.networks import Precision
-from protofed.runtimes.executors import EXECUTORS, ExecutorName, Stacked, Stage, Streams
+from protofed.runtimes.executors import EXECUTORS, ExecutorName, Stacked, Streams
 from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
 from protofed.runtimes.loops import Loop, Loops
 from protofed.runtimes.placement import Residence, on, unplaced
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.stage import Stage
 
 if TYPE_CHECKING:
     from protofed.runtimes.federation import Federation
