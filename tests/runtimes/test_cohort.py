@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from doubles import tiny
 from protofed import METHODS, BadInput, Data, Method, Task, tree
+from protofed.data import Transform
 from protofed.evaluation.domains import evaluate
-from protofed.method import Local, Reply
+from protofed.method import Local, Objective, Reply
+from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.networks import Parts
 from protofed.optim import Adam, Asam, Optimizer, Sam, Sgd
@@ -19,6 +21,7 @@ from protofed.runtimes import executors
 from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.executors import _phases, _width
 from protofed.runtimes.federation import Federation, State, Training
+from protofed.runtimes.loops import Loops
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.stage import Stage
 
@@ -182,6 +185,7 @@ def test_a_client_that_fails_fails_alone(executor: Any) -> None:
 def test_what_fails_for_some_of_a_group_is_done_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     found, reference = after(Broken(), Cohort("cpu"), rounds=1), after(Broken(), Sequential(), rounds=1)
     assert [f.client for f in found.failures] == [f.client for f in reference.failures] == ["c01", "c02", "c03"]
+    assert all("ValueError: a class that I do not know" in failure.detail for failure in found.failures)
     assert difference(reference, found) == 0
     assert "a group of 4 was given up (ValueError: a class that I do not know); one by one" in caplog.text
 
@@ -296,3 +300,40 @@ def test_a_later_round_with_other_clients_uses_what_was_recorded_or_records_more
     found = after(METHODS["moon"](), runtime, tiny(8), fraction=0.5, rounds=5)
     reference = after(METHODS["moon"](), Sequential(), tiny(8), fraction=0.5, rounds=5)
     assert difference(reference, found) == 0
+
+
+@dataclass(frozen=True)
+class ByRow(FedAvg):
+    """Weighs each example by what its context holds for the example's row in the store."""
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+        weights = torch.linspace(0, 2, len(local.data.y))
+        params = await local.fit(Objective(self.row_loss), params=message.params, context=(weights,))
+        return Reply(WeightUpload(params, local.num_examples), memory)
+
+    def row_loss(self, model: Any, batch: Any, weights: Tensor) -> Tensor:
+        each = nn.functional.cross_entropy(model.logits(batch.x), batch.y, reduction="none")
+        return batch.mean(each * weights[batch.index])
+
+
+@every_executor
+@pytest.mark.parametrize("fits", [True, False])
+def test_contexts_may_be_indexed_by_the_rows_of_a_batch(
+    fits: bool, executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: fits)
+    draws = torch.Generator().manual_seed(3)
+    whole = Data.of(torch.randn(40, 12, generator=draws), torch.randint(0, 5, (40,), generator=draws))
+    order = torch.randperm(40, generator=draws)
+    task = Task({"a": whole.rows(order[:25]), "b": whole.rows(order[25:])}, {}, 5, plain)
+    assert (
+        difference(after(ByRow(), Sequential(), task), after(ByRow(), Cohort("cpu", executor=executor), task)) <= 1e-6
+    )
+
+
+def test_requests_that_see_their_examples_differently_are_not_alike() -> None:
+    federation = Federation(FedAvg(), tiny(), Training(), Sequential())
+    local, message = federation.local("c00", 0), federation.start().server
+    request = FedAvg().train(local, message, None).send(None)
+    keys = {Loops("float32").of(replace(request, **change)).key for change in ({}, {}, {"transform": Transform(pad=1)})}
+    assert len(keys) == 2
