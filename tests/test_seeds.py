@@ -53,6 +53,11 @@ def test_normal_draws_are_normal_and_a_function_of_their_number() -> None:
     assert abs(torch.corrcoef(torch.stack([first[:-1].flatten(), first[1:].flatten()]))[0, 1]) < 0.03
 
 
+def test_draws_of_neighbouring_numbers_are_not_the_same_ones_moved_by_a_place() -> None:
+    first, second = normal(torch.tensor(7), 1000), normal(torch.tensor(8), 1000)
+    assert len(set(first.tolist()) & set(second.tolist())) < 5
+
+
 def test_normal_draws_can_be_mapped() -> None:
     numbers = torch.tensor([3, 4])
     mapped = torch.vmap(lambda number: normal(number, 5))(numbers)

@@ -255,3 +255,10 @@ def test_too_few_points_for_a_silhouette_are_one_cluster(points: Tensor) -> None
 def test_equal_points_have_a_number_of_clusters_too() -> None:
     partition, labels = partitioned(torch.ones(5, 3), 0, 10, draws())
     assert labels.unique().tolist() == list(range(len(partition.centres)))
+
+
+def test_clusters_are_numbered_by_their_first_points() -> None:
+    for seed in range(8):
+        points, _ = blobs(4, dim=3)
+        labels = kmeans(points, 4, torch.Generator().manual_seed(seed)).tolist()
+        assert list(dict.fromkeys(labels)) == [0, 1, 2, 3]
