@@ -136,7 +136,7 @@ def test_a_cohort_that_does_not_fit_goes_in_waves(
     monkeypatch.setattr(Stage, "load", load)
     found = after(FedAvg(), Cohort("cpu", executor=executor), tiny(7), rounds=1)
     assert difference(after(FedAvg(), Sequential(), tiny(7), rounds=1), found) <= 1e-6
-    assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1] or max(sizes[2:]) <= 2
+    assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]
     assert "out of memory with 7 clients at once; going on with 3" in caplog.text
 
 
@@ -263,10 +263,10 @@ def test_bf16_works_in_bf16_and_keeps_weights_and_losses_in_float32() -> None:
     assert 1e-5 < difference(reference, found) < 0.05
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
-    if not torch.cuda.is_available():
-        with pytest.raises(BadInput, match="torch finds no CUDA device here"):
-            Cohort("cuda")
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(BadInput, match="torch finds no CUDA device here"):
+        Cohort("cuda")
 
 
 # ---- who takes a step together

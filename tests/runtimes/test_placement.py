@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from doubles import tiny
-from protofed.runtimes.placement import Residence, on, unplaced, working
+from protofed.runtimes.placement import Residence, _SeededDraws, on, unplaced, working
 
 META = torch.device("meta")  # a device that every machine has
 
@@ -31,9 +31,10 @@ drawn = torch.rand(2, generator=seeded())
 
 def test_what_is_drawn_does_not_depend_on_the_device() -> None:
     weights = torch.tensor([0.1, 0.2, 0.7])
-    with on(torch.device("cpu")):
-        plain = torch.multinomial(weights, 2, generator=seeded())
-    assert torch.equal(plain, torch.multinomial(weights, 2, generator=seeded()))
+    with _SeededDraws():
+        found = torch.multinomial(weights, 2, generator=seeded()), torch.randint(9, (4,), generator=seeded())
+    plain = torch.multinomial(weights, 2, generator=seeded()), torch.randint(9, (4,), generator=seeded())
+    assert all(map(torch.equal, found, plain))
 
 
 def test_devices_come_back_after_an_exception() -> None:

@@ -330,6 +330,7 @@ def test_processes_do_not_take_over_the_handlers_of_their_parent(workers: Worker
     try:
         of = federation(FedAvg(), workers)
         of.advance(of.start())
+        assert len(pids()) == SIZE
         for pid in pids():
             os.kill(pid, signal.SIGTERM)
         await_end(pids())
@@ -390,6 +391,7 @@ def test_a_runtime_that_is_forgotten_leaves_no_process() -> None:
     of = federation(FedAvg(), Workers(SIZE))
     of.advance(of.start())
     own = pids()
+    assert len(own) == SIZE
     del of
     gc.collect()
     await_end(own)

@@ -286,7 +286,9 @@ def test_what_cannot_be_written_to_is_copied_when_there_is_no_cache(root: Path) 
         return {"toy": split}
 
     (root / "cache").touch()
-    torch.from_numpy(load(replace(TOY, read=frozen), root)["toy"].train.x)  # a warning would be an error
+    found = load(replace(TOY, read=frozen), root)["toy"].train.x
+    assert found.flags.writeable
+    torch.from_numpy(found)  # a warning would be an error
 
 
 def test_what_the_disk_gives_back_otherwise_is_not_kept(
