@@ -48,7 +48,7 @@ from protofed.methods.pfedcspc import PFedCSPC
 from protofed.methods.scaffold import Scaffold
 from protofed.networks import Model
 from protofed.optim import Adam, Asam, Sam, Sgd
-from protofed.runtimes import RuntimeSettings
+from protofed.runtimes.settings import RuntimeSettings
 from protofed.tasks import TASKS
 from protofed.tree import record
 from protofed.version import __version__

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from protofed.data import Batch, Data, Transform
 from protofed.errors import BadInput
-from protofed.networks import Model, Networks, Parts, Patterns
+from protofed.networks import Model, Networks, Parts, Patterns, matching, without
 from protofed.optim import Optimizer
 from protofed.seeds import derive_seed, generator
-from protofed.tree import Nothing, Params, Tree, record
+from protofed.tree import Nothing, Params, Tree, record, select
 
 ClientId = str
 
@@ -147,6 +147,16 @@ class Fit(Request[Params]):
     optimizer: Optimizer
     epochs: int
     batch_size: int
+
+    def trained(self) -> list[Params]:
+        """The weights that each objective changes, of those that the request begins with."""
+        self.networks.check(self.params)
+        trainable = select(self.params, self.networks.trainable)
+        chosen = [without(matching(trainable, o.trains), o.freezes) for o in self.objectives]
+        for objective, weights in zip(self.objectives, chosen, strict=True):
+            if not weights:
+                raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
+        return chosen
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from protofed.experiments.config import EvaluationSettings
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import METRICS, Experiment, Result, Round, Saver, at_home, execute, parsed, summarised
 from protofed.networks import Parts
-from protofed.runtimes import RuntimeSettings
 from protofed.runtimes.federation import Training
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.settings import RuntimeSettings
 from protofed.tasks.minidigits import Minidigits
 from protofed.tasks.models import mlp
 

@@ -7,10 +7,10 @@ import torch
 
 from doubles import tiny
 from protofed import BadInput
-from protofed.runtimes import RuntimeSettings, cohort
 from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.federation import Training
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.settings import RuntimeSettings
 from protofed.runtimes.workers import Workers
 
 LITTLE, MUCH = Training(epochs=1), Training(epochs=100, batch_size=1)
@@ -45,7 +45,7 @@ def test_a_runtime_may_be_named() -> None:
     workers = RuntimeSettings("workers", workers=3).build(tiny(), LITTLE)
     assert isinstance(workers, Workers)
     assert workers.count == 3
-    assert isinstance(RuntimeSettings("cohort", device="cpu").build(tiny(), LITTLE), cohort.Cohort)
+    assert isinstance(RuntimeSettings("cohort", device="cpu").build(tiny(), LITTLE), Cohort)
 
 
 @pytest.mark.parametrize("name", ["auto", "sequential", "workers"])

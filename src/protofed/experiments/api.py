@@ -10,8 +10,8 @@ from protofed.experiments.sections import chosen
 from protofed.method import Method, Task
 from protofed.methods import METHODS
 from protofed.optim import Optimizer, Sgd
-from protofed.runtimes import RuntimeSettings
 from protofed.runtimes.federation import Training
+from protofed.runtimes.settings import RuntimeSettings
 from protofed.tasks import TASKS
 
 

@@ -24,8 +24,8 @@ from protofed.experiments.sections import Problem, Problems, filled, named, near
 from protofed.method import Method, Task
 from protofed.methods import METHODS
 from protofed.optim import OPTIMIZERS
-from protofed.runtimes import RuntimeSettings
 from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.settings import RuntimeSettings
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 
 T = TypeVar("T")

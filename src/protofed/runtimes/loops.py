@@ -17,7 +17,7 @@ from torch import Tensor
 from protofed import tree
 from protofed.data import Batch, Data, Draws, Plan, Transform, training_plan
 from protofed.method import Fit, Map, Objective, Request, Total
-from protofed.networks import Model, Networks, Precision, matching, without
+from protofed.networks import Model, Networks, Precision
 from protofed.optim import Optimizer, Sgd, at_rate, rate_of
 from protofed.runtimes.placement import CPU, on
 from protofed.tree import Params, Tree
@@ -208,19 +208,14 @@ class Loops:
 
     def _fit(self, request: Fit) -> Loop:
         networks, params, optimizer = request.networks, dict(request.params), request.optimizer
-        networks.check(params)
-        trainable = tree.select(params, networks.trainable)
-        trained = tuple(tuple(without(matching(trainable, o.trains), o.freezes)) for o in request.objectives)
-        for objective, names in zip(request.objectives, trained, strict=True):
-            if not names:
-                raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
-        states = [optimizer.init(tree.select(params, names)) for names in trained]
+        trained = request.trained()
+        states = [optimizer.init(weights) for weights in trained]
         rate = rate_of(optimizer)
         changes = rate is not None and optimizer.for_round(1) != optimizer
         device = request.data.y.device
         known = (torch.full((1 if changes else 0,), rate or 0.0, device=device), request.context)
         steady = at_rate(optimizer, 1.0) if changes else optimizer
-        body = FitBody(networks, request.objectives, trained, steady, changes, self._precision)
+        body = FitBody(networks, request.objectives, tuple(map(tuple, trained)), steady, changes, self._precision)
         plan = _fit_plan(request)
         return Loop(body, (params, states), known, request.data, plan, request.transform, lambda carry, _: carry[0])
 

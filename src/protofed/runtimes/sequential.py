@@ -13,7 +13,7 @@ from torch import Tensor
 from protofed import tree
 from protofed.data import Batch, batch_at, evaluation_plan, training_plan
 from protofed.method import ClientId, Fit, Map, Objective, Reply, Request, Task, Total
-from protofed.networks import Precision, matching, without
+from protofed.networks import Precision
 from protofed.optim import Gradient
 from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
 from protofed.runtimes.placement import CPU, Residence, working
@@ -82,14 +82,9 @@ def fit(request: Fit, precision: Precision = "float32") -> Params:
     draws = torch.Generator().manual_seed(request.seed)
     plan = training_plan(request.data, request.batch_size, request.epochs, request.transform, draws)
     networks, params = request.networks, dict(request.params)
-    networks.check(params)
-    trainable = tree.select(params, networks.trainable)
-    buffers = {name: leaf.clone() for name, leaf in params.items() if name not in trainable}
+    trained = request.trained()
+    buffers = {name: leaf.clone() for name, leaf in params.items() if name not in networks.trainable}
     params |= buffers  # the networks update them in place
-    trained = [without(matching(trainable, o.trains), o.freezes) for o in request.objectives]
-    for objective, names in zip(request.objectives, trained, strict=True):
-        if not names:
-            raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
     states = [request.optimizer.init(weights) for weights in trained]
     with _seeded(request):
         for step in range(len(plan.index)):
