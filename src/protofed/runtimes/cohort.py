@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from protofed.errors import BadInput
-from protofed.method import ClientId, Reply, Request, Task
+from protofed.method import ClientId, Fit, Reply, Request, Task
 from protofed.networks import Precision
+from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.executors import EXECUTORS, ExecutorName, Stacked, Streams
 from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
 from protofed.runtimes.loops import Loop, Loops
@@ -155,7 +156,7 @@ class Cohort:
         while len(done) < len(group):
             wave = group[len(done) : len(done) + self._most_at_once]
             try:
-                done += self._wave([loop for _, loop in wave])
+                done += self._checked([requests[i] for i, _ in wave], self._wave([loop for _, loop in wave]))
             except torch.OutOfMemoryError as error:
                 self._forget()
                 if len(wave) == 1:
@@ -169,6 +170,18 @@ class Cohort:
                 self._forget()
                 done += [self._alone(requests[i]) for i, _ in wave]
         return done
+
+    def _checked(self, requests: Sequence[Request[Any]], answers: list[Any]) -> list[Any]:
+        """The answers, but for fits whose losses and weights did not stay finite what happened there."""
+        if not isinstance(requests[0], Fit):
+            return answers
+        are_good = are_finite([(params, [trouble]) for params, trouble in answers])
+        pairs = zip(requests, answers, are_good, strict=True)
+        return [params if is_good else self._explained(request) for request, (params, _), is_good in pairs]
+
+    def _explained(self, request: Any) -> Exception:
+        with on(self.device):
+            return explained(request, self._reference.answer)
 
     def _alone(self, request: Request[Any]) -> Any:
         try:

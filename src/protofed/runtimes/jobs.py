@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from protofed.method import ClientId, Local, Reply, Request, Step, Task
+from protofed.runtimes.divergence import Diverged
 from protofed.tree import Tree
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class Reason(StrEnum):
     """Why a client's reply did not count. The names are stable."""
 
     CLIENT_ERROR = "CLIENT_ERROR"
+    DIVERGED = "DIVERGED"
     KEY_MISSING = "KEY_MISSING"
     KEY_UNEXPECTED = "KEY_UNEXPECTED"
     SHAPE_MISMATCH = "SHAPE_MISMATCH"
@@ -89,6 +91,8 @@ def checked_reply(client: ClientId, reply: Any) -> Reply[Any, Any] | Failure:
 
 def failure_of(client: ClientId, error: Exception) -> Failure:
     """The failure that an exception at a client amounts to, with the place that raised it."""
+    if isinstance(error, Diverged):
+        return Failure(client, Reason.DIVERGED, str(error))
     last = traceback.extract_tb(error.__traceback__)[-1]
     return Failure(
         client,

@@ -27,28 +27,29 @@ LARGEST_BATCH = 1024
 
 LossOf = Callable[[Params, Params], Tensor]
 """Of trained weights and buffers; changes the buffers in place."""
-Slope = Callable[[LossOf, Params, Params], tuple[Params, Params]]
-"""The gradient of a loss, and the buffers after it."""
+Slope = Callable[[LossOf, Params, Params], tuple[Params, Params, Tensor]]
+"""The gradient of a loss, the buffers after it, and the loss."""
 
 
-def by_autograd(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params]:
+def by_autograd(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params, Tensor]:
     own = {name: leaf.clone() for name, leaf in buffers.items()}
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
     with torch.enable_grad():
         loss = loss_of(leaves, own)
     grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True)), own
+    return dict(zip(leaves, grads, strict=True)), own, loss.detach()
 
 
-def by_transform(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params]:
+def by_transform(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params, Tensor]:
     """The same in a way that vmap can map."""
 
-    def loss(leaves: Params) -> tuple[Tensor, Params]:
+    def loss(leaves: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
         own = {name: leaf.clone() for name, leaf in buffers.items()}
-        return loss_of(leaves, own), own
+        value = loss_of(leaves, own)
+        return value, (own, value.detach())
 
-    slope: tuple[Params, Params] = torch.func.grad(loss, has_aux=True)(weights)
-    return slope
+    grads, (own, value) = torch.func.grad(loss, has_aux=True)(weights)
+    return grads, own, value
 
 
 class Body(Protocol):
@@ -60,7 +61,8 @@ class Body(Protocol):
 
 @dataclass(frozen=True)
 class FitBody:
-    """One optimiser step for each objective. `carry` is the parameters and the optimisers' states."""
+    """One optimiser step for each objective. `carry` is the parameters, the optimisers' states, and a number that is 0
+    as long as every loss was finite."""
 
     networks: Networks
     objectives: tuple[Objective, ...]
@@ -73,7 +75,7 @@ class FitBody:
     def __call__(
         self, carry: Tree, known: Tree, batch: Batch, slope: Slope, in_place: bool = False
     ) -> tuple[Tree, Tree]:
-        params, states = carry
+        params, states, trouble = carry
         rate, context = known
         optimizer = at_rate(self.optimizer, rate.squeeze()) if self.has_rate else self.optimizer
         states = list(states)
@@ -83,7 +85,8 @@ class FitBody:
             step = optimizer.step_in_place if in_place and isinstance(optimizer, Sgd) else optimizer.step
             weights, states[i] = step(gradient, weights, states[i])
             params = {**params, **gradient.buffers, **weights}
-        return (params, states), None
+            trouble = trouble + gradient.trouble
+        return (params, states, trouble), None
 
 
 class _Gradient:
@@ -96,10 +99,13 @@ class _Gradient:
         self._body, self._objective, self._params = body, objective, params
         self._context, self._batch, self._slope = context, batch, slope
         self._is_first = True
+        self.trouble: Tensor | float = 0.0
+        """0 times the losses: not a number once one of them was not finite."""
         self.buffers = without_names(params, body.networks.trainable)
 
     def __call__(self, weights: Params) -> Params:
-        grads, buffers = self._slope(self._loss, weights, self.buffers)
+        grads, buffers, loss = self._slope(self._loss, weights, self.buffers)
+        self.trouble = self.trouble + 0 * loss
         if self._is_first:
             self.buffers, self._is_first = buffers, False
         return grads
@@ -217,7 +223,8 @@ class Loops:
         steady = at_rate(optimizer, 1.0) if changes else optimizer
         body = FitBody(networks, request.objectives, tuple(map(tuple, trained)), steady, changes, self._precision)
         plan = _fit_plan(request)
-        return Loop(body, (params, states), known, request.data, plan, request.transform, lambda carry, _: carry[0])
+        carry = params, states, torch.zeros((), device=device)
+        return Loop(body, carry, known, request.data, plan, request.transform, lambda last, _: (last[0], last[2]))
 
     def _total(self, request: Total[Any]) -> Loop:
         body = TotalBody(request.networks, request.statistic, self._precision)

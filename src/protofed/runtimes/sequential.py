@@ -5,6 +5,7 @@ It defines what every other runtime must reproduce.
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,6 +16,7 @@ from protofed.data import Batch, batch_at, evaluation_plan, training_plan
 from protofed.method import ClientId, Fit, Map, Objective, Reply, Request, Task, Total
 from protofed.networks import Precision
 from protofed.optim import Gradient
+from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
 from protofed.runtimes.placement import CPU, Residence, working
 from protofed.seeds import derive_seed
@@ -83,6 +85,7 @@ def fit(request: Fit, precision: Precision = "float32") -> Params:
     plan = training_plan(request.data, request.batch_size, request.epochs, request.transform, draws)
     networks, params = request.networks, dict(request.params)
     trained = request.trained()
+    losses: list[Tensor] = []
     buffers = {name: leaf.clone() for name, leaf in params.items() if name not in networks.trainable}
     params |= buffers  # the networks update them in place
     states = [request.optimizer.init(weights) for weights in trained]
@@ -91,15 +94,23 @@ def fit(request: Fit, precision: Precision = "float32") -> Params:
             batch = batch_at(request.data, plan, step, request.transform)
             for i, objective in enumerate(request.objectives):
                 weights = {name: params[name] for name in trained[i]}
-                slope = _gradient(request, objective, batch, params, buffers, precision)
+                slope = _gradient(request, objective, batch, params, buffers, precision, losses)
                 weights, states[i] = request.optimizer.step(slope, weights, states[i])
                 params |= weights
     networks.check_constants()
+    if not all(are_finite([(params, losses)])):
+        raise explained(request, partial(fit, precision=precision))
     return params
 
 
 def _gradient(
-    request: Fit, objective: Objective, batch: Batch, params: Params, buffers: Params, precision: Precision
+    request: Fit,
+    objective: Objective,
+    batch: Batch,
+    params: Params,
+    buffers: Params,
+    precision: Precision,
+    losses: list[Tensor],
 ) -> Gradient:
     """The gradient as a function of the trained weights. Buffers change at its first call only: statistics belong to
     the weights themselves, not to places that an optimiser tries."""
@@ -112,6 +123,7 @@ def _gradient(
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
         model = request.networks.model({**params, **leaves, **own}, training=True, precision=precision)
         loss = objective.loss(model, batch, *request.context)
+        losses.append(loss.detach())
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
 

@@ -1,0 +1,186 @@
+"""Training that runs out of bounds: noticed when a fit ends, then explained by doing the fit again with open eyes.
+
+Looking at every step would cost every step something. A fit is a function of its request, so one that has failed can be
+repeated: then every operation of the losses, every gradient and every new weight is looked at, and the first that is
+not finite is named.
+"""
+
+import linecache
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from protofed import tree
+from protofed.method import Fit
+from protofed.optim import Gradient, Optimizer
+from protofed.tree import Params, Tree
+
+TORCH = str(Path(torch.__file__).parent)
+MASKS = {"masked_fill", "masked_fill_", "where", "full", "full_like", "new_full", "fill_", "__setitem__"}
+"""Operations that write infinities on purpose."""
+
+
+class Diverged(ArithmeticError):
+    """A loss or a weight of a fit was not finite; the message says where that began."""
+
+
+def are_finite(fits: Sequence[tuple[Params, Iterable[Tensor]]]) -> list[bool]:
+    """Whether all weights and all losses of each fit are finite, in one look at the device."""
+    return torch.stack([_largest(params, losses) for params, losses in fits]).isfinite().tolist()
+
+
+def _largest(params: Params, losses: Iterable[Tensor]) -> Tensor:
+    """The sum of the largest sizes: not finite if and only if one of the values is not."""
+    floats = [leaf for leaf in params.values() if leaf.is_floating_point() and leaf.numel()]
+    sizes = [*torch._foreach_norm(floats, torch.inf), *(loss.detach() for loss in losses)]
+    return torch.stack([size.double().reshape(()) for size in sizes]).sum()
+
+
+def explained(request: Fit, fit: Callable[[Fit], Params]) -> Diverged:
+    """What went wrong in a fit, found by doing it once more."""
+    steps = request.epochs * ceil(len(request.data) / request.batch_size)
+    witness = _Witness(f"of {steps}", len(request.objectives))
+    objectives = tuple(replace(o, loss=_Watched(o.loss, witness)) for o in request.objectives)
+    try:
+        fit(replace(request, objectives=objectives, optimizer=_WatchedOptimizer(request.optimizer, witness)))
+    except Diverged as found:
+        return found
+    return Diverged("its losses or weights were not finite; done again by itself, the same training stays finite")
+
+
+@dataclass
+class _Witness:
+    """Where a fit that is done again has come to."""
+
+    num_steps: str
+    num_objectives: int
+    taken: int = 0
+    """Optimiser steps so far, one for each objective and batch."""
+    harmless: set[str] = field(default_factory=set)
+    """Places that gave infinities while the loss stayed finite, as masks do."""
+
+    def found(self, what: str) -> Diverged:
+        step, objective = divmod(self.taken, self.num_objectives)
+        of_which = f", objective {objective + 1} of {self.num_objectives}" if self.num_objectives > 1 else ""
+        return Diverged(f"step {step + 1} {self.num_steps}{of_which}: {what}")
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A loss, each of whose operations is looked at."""
+
+    loss: Callable[..., Tensor]
+    witness: _Witness
+
+    def __call__(self, *arguments: Any) -> Tensor:
+        with _Operations(self.witness.harmless) as operations:
+            loss = self.loss(*arguments)
+        if loss.isfinite().all():
+            self.witness.harmless |= {place for place, _ in operations.found}
+            return loss
+        first = next((text for _, text in operations.found), "no operation of it was seen to begin")
+        raise self.witness.found(f"the loss was {loss.item():g}: {first}")
+
+
+class _Operations(TorchFunctionMode):
+    """Notes the operations whose values are not finite though all that they were given was."""
+
+    def __init__(self, harmless: set[str]) -> None:
+        super().__init__()
+        self._harmless = harmless
+        self.found: list[tuple[str, str]] = []
+        """The place, and what is said of it."""
+
+    def __enter__(self) -> Self:
+        self._base = sys._getframe(1)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        value = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", str(func))
+        if name not in MASKS and not _is_finite(value) and _is_finite((args, kwargs)):
+            place, text = _place(sys._getframe(1), self._base)
+            if place not in self._harmless:
+                self.found.append((place, f"it began with `{name}` {text}"))
+        return value
+
+
+@dataclass(frozen=True)
+class _WatchedOptimizer:
+    """An optimiser, each of whose gradients and steps is looked at."""
+
+    base: Optimizer
+    witness: _Witness
+
+    def for_round(self, round: int) -> Self:
+        return replace(self, base=self.base.for_round(round))
+
+    def init(self, params: Params) -> Tree:
+        return self.base.init(params)
+
+    def step(self, gradient: Gradient, params: Params, state: Tree) -> tuple[Params, Tree]:
+        weights, state = self.base.step(lambda at: self._checked(gradient, at), params, state)
+        bad = _not_finite(weights)
+        if bad:
+            raise self.witness.found(f"the optimiser's step took {bad} out of bounds, from a finite gradient")
+        self.witness.taken += 1
+        return weights, state
+
+    def _checked(self, gradient: Gradient, at: Params) -> Params:
+        grads = gradient(at)
+        bad = _not_finite(grads)
+        if bad:
+            raise self.witness.found(f"the loss was finite, but the gradient of {bad} was not{_origin(gradient, at)}")
+        return grads
+
+
+def _origin(gradient: Gradient, at: Params) -> str:
+    """The operation whose derivative is to blame, if torch can tell."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch repeats as a warning what the exception says
+            with torch.autograd.detect_anomaly():
+                gradient(at)
+    except RuntimeError as error:
+        return f" ({str(error).rstrip('.')})"
+    return ""
+
+
+def _not_finite(params: Params) -> str:
+    bad = [name for name, leaf in params.items() if not leaf.isfinite().all()]
+    return ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+
+
+def _is_finite(value: Tree) -> bool:
+    floats = (leaf for leaf in tree.leaves(value) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    return all(bool(leaf.isfinite().all()) for leaf in floats)
+
+
+def _place(frame: FrameType | None, base: FrameType) -> tuple[str, str]:
+    """The lines that led from the loss to an operation: the innermost, and the one of the loss that is its term."""
+    own: list[FrameType] = []
+    while frame is not None and frame is not base:
+        if not frame.f_code.co_filename.startswith(TORCH):
+            own.append(frame)
+        frame = frame.f_back
+    if not own:
+        return "torch", "within torch"
+    innermost, term = own[0], own[-1]
+    text = f"in {_line(innermost)}"
+    return text, text if term is innermost else f"{text}, for {_line(term)}"
+
+
+def _line(frame: FrameType) -> str:
+    name = Path(frame.f_code.co_filename).name
+    source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{frame.f_code.co_qualname} ({name}, line {frame.f_lineno}: `{source}`)"
