@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose title holds this")
     options = parser.parse_args()
+    torch.set_num_threads(1)  # as a run does
     found: list[dict[str, Any]] = []
     print("| work | method | precision | repeatable | ms a step | round / steps | executor | first, s | GiB |")
     print("| --- | --- | --- | --- | ---: | ---: | --- | ---: | ---: |")

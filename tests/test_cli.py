@@ -111,7 +111,7 @@ def test_two_processes_on_one_run_folder(experiment: Path, tmp_path: Path) -> No
         (
             ("run", "first.toml", "--set", "training.optimizer.name=sgd", "--set", "training.optimizer.lr=1e30"),
             3,
-            "NON_FINITE",
+            "diverged with",
         ),
         (("fly",), 2, "No such command"),
     ],

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import protofed
 from experiment_doubles import small_task
-from protofed import METHODS, BadInput, Data, Task, Transform
+from protofed import METHODS, BadInput, Data, Task, Transform, wire
 from protofed.method import Method
 
 
@@ -27,11 +27,26 @@ def labelled(y: Tensor) -> Data:
     return Data(torch.randn(len(y), 6), y, torch.arange(len(y)))
 
 
+def test_a_client_without_examples_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Row D4: it is never asked, and everything is as if it had not been named."""
+    task = small_task()
+    with_empty = replace(
+        task,
+        clients={"a": examples(0), **task.clients},
+        domain_of={"a": "low", **task.domain_of},
+        local_tests={"a": examples(2)},
+    )
+    assert "EMPTY_CLIENT: task own: no examples, left out: a" in caplog.text
+    assert (with_empty.clients, with_empty.domain_of, with_empty.local_tests) == (task.clients, task.domain_of, {})
+    found, usual = (protofed.run("fpl", t, rounds=1, epochs=1, batch_size=8) for t in (with_empty, task))
+    assert wire.encode(found.server) == wire.encode(usual.server)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: replace(small_task(), clients={}), "task own: there are no clients"),
-        (lambda: with_client(examples(0)), "client 'new' has no examples: leave it out, or give it some"),
+        (lambda: replace(small_task(), clients={"a": examples(0), "b": examples(0)}), "no clients with examples"),
         (lambda: with_client(labelled(torch.tensor([0, 3]))), r"client 'new' has labels 0 to 3, outside 0\.\.2"),
         (lambda: with_client(labelled(torch.tensor([-1, 0]))), "client 'new' has labels -1 to 0"),
         (

@@ -13,6 +13,7 @@ the runtime, which may answer it for one client at once or for a whole cohort to
 """
 
 import itertools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from protofed.networks import Model, Networks, Parts, Patterns, matching, withou
 from protofed.optim import Optimizer
 from protofed.seeds import derive_seed, generator
 from protofed.tree import Nothing, Params, Tree, record, select
+
+log = logging.getLogger(__name__)
 
 ClientId = str
 
@@ -53,7 +56,8 @@ class Task:
     """Who holds which data, what it is tested on, and which networks learn it."""
 
     clients: Mapping[ClientId, Data]
-    """Training data of each client; clients are counted in the order of their names."""
+    """Training data of each client; clients are counted in the order of their names. Those without examples are left
+    out, with a warning."""
     tests: Mapping[str, Data]
     """Test set of each domain."""
     num_classes: int
@@ -70,8 +74,9 @@ class Task:
     name: str = "own"
 
     def __post_init__(self) -> None:
+        self._leave_out_empty()
         if not self.clients:
-            raise BadInput(f"task {self.name}: there are no clients")
+            raise BadInput(f"task {self.name}: there are no clients with examples")
         for client in self.clients:
             if not isinstance(client, str) or not client or "/" in client:
                 raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
@@ -88,6 +93,15 @@ class Task:
         for client, domain in self.domain_of.items():
             if domain not in self.tests:
                 raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
+
+    def _leave_out_empty(self) -> None:
+        empty = sorted(str(client) for client, data in self.clients.items() if not len(data))
+        if not empty:
+            return
+        log.warning("EMPTY_CLIENT: task %s: no examples, left out: %s", self.name, ", ".join(empty))
+        for name in ("clients", "domain_of", "local_tests"):
+            left = {client: own for client, own in getattr(self, name).items() if client not in empty}
+            object.__setattr__(self, name, left)
 
     @property
     def example(self) -> Tensor:

@@ -205,6 +205,14 @@ def at_rate(optimizer: Optimizer, lr: Any) -> Optimizer:
     raise TypeError(f"{optimizer!r} has no learning rate that could be set")
 
 
+def halved(optimizer: Optimizer, times: int) -> Optimizer:
+    """The same with the learning rate halved so often."""
+    rate = rate_of(optimizer)
+    if rate is None:
+        raise BadInput(f'training.on_divergence = "halve": {optimizer!r} has no learning rate that could be halved')
+    return at_rate(optimizer, rate / 2**times)
+
+
 def _named(params: Params, leaves: Tensors) -> Params:
     return dict(zip(params, leaves, strict=True))
 

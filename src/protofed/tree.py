@@ -8,7 +8,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
-from protofed.errors import RunFailed
+from protofed.errors import RoundAbandoned
 
 Params = dict[str, Tensor]
 """Named tensors of a network: its parameters and its buffers."""
@@ -90,7 +90,7 @@ class Mean:
 
     def value(self) -> Tree:
         if self._weight <= 0:
-            raise RunFailed("there is no mean: nothing was added to it, or only at weight 0")
+            raise RoundAbandoned("there is no mean: nothing was added to it, or only at weight 0")
         means = {name: total / self._weight for name, total in self._sums.items()}
         likes = named_leaves(self._like)
         return with_leaves(self._like, [_as_kind(means[name], like.dtype) for name, like in likes.items()])

@@ -1,14 +1,33 @@
 """Trees to named arrays and back, for checkpoints and messages: safetensors, so that no data can hold code."""
 
 import json
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
 from protofed import tree
 
 T = TypeVar("T")
+
+ENTRY_ROOM = 512
+"""Bytes for the type, shape and place of an array in a header, where they take about 100."""
+
+
+KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What a header calls the types of tensors."""
 
 
 class WireError(ValueError):
@@ -46,30 +65,45 @@ def encode(value: tree.Tree) -> bytes:
 
 
 def decode(data: bytes, like: T) -> T:
+    size, most = _header_size(data), _header_room(like)
+    if size > most:  # before a million names are read that nobody expects
+        raise WireError(f"not the expected tree: its header says {size} bytes, and at most {most} are needed")
     return from_arrays(decode_arrays(data), like)
 
 
 def decode_arrays(data: bytes) -> dict[str, Tensor]:
-    _refuse_duplicate_names(data)
+    header(data)
     try:
         return {name: leaf.clone() for name, leaf in load(data).items()}  # the file's layout does not align tensors
     except Exception as error:  # safetensors raises several kinds, and all mean the same here
         raise WireError(f"not a safetensors file: {error}") from error
 
 
-def _refuse_duplicate_names(data: bytes) -> None:
-    """safetensors takes the last of several arrays of one name; a file that has such was made to deceive."""
+def header(data: bytes) -> dict[str, Any]:
+    """What a file says of its arrays, by name. safetensors takes the last of several arrays of one name; a file that
+    has such was made to deceive."""
 
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = dict(pairs)
         if len(names) != len(pairs):
             raise WireError("not a safetensors file of ours: a name appears twice")
         return names
 
-    size = int.from_bytes(data[:8], "little")
     try:
-        json.loads(data[8 : 8 + size], object_pairs_hook=unique)
+        found = json.loads(data[8 : 8 + _header_size(data)], object_pairs_hook=unique)
     except WireError:
         raise
     except (ValueError, RecursionError) as error:
         raise WireError(f"not a safetensors file: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(own, dict) for own in found.values()):
+        raise WireError("not a safetensors file: its header is not a table of arrays")
+    return found
+
+
+def _header_size(data: bytes) -> int:
+    return int.from_bytes(data[:8], "little")
+
+
+def _header_room(like: tree.Tree) -> int:
+    """More bytes than the header of a file takes whose arrays have the names of this tree."""
+    return sum(len(json.dumps(name)) + ENTRY_ROOM for name in ("__metadata__", *tree.named_leaves(like)))

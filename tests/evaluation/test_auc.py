@@ -15,7 +15,8 @@ from protofed import METHODS, Data, Task
 from protofed.errors import BadInput
 from protofed.evaluation.auc import area, client_areas, evaluate_areas
 from protofed.networks import Model, Parts
-from protofed.runtimes.federation import Federation, State, Training
+from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.state import State
 
 NEAR = 1e-3
 """Scores that are equal in one batch may differ in their last bits in another, which moves a few pairs of thousands."""

@@ -7,7 +7,8 @@ import torch
 
 from experiment_doubles import small_experiment
 from protofed.evaluation.domains import evaluate
-from protofed.runtimes.federation import Federation, State
+from protofed.runtimes.federation import Federation
+from protofed.runtimes.state import State
 
 
 def counted(federation: Federation, state: State, client: str, domain: str) -> float:

@@ -12,7 +12,8 @@ from experiment_doubles import small_experiment
 from protofed import RunFailed, tree, wire
 from protofed.experiments import checkpoint
 from protofed.experiments.checkpoint import Checkpoint
-from protofed.runtimes.federation import Federation, State
+from protofed.runtimes.federation import Federation
+from protofed.runtimes.state import State
 
 
 @pytest.fixture

@@ -20,10 +20,12 @@ from protofed.data import Batch, Data, Transform, batch_at, training_plan
 from protofed.method import Method, Reply, Task, Total
 from protofed.networks import Model, Networks, Parts, matching
 from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, Participants, State, Training
-from protofed.runtimes.gate import admitted
+from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.gate import Gate
 from protofed.runtimes.jobs import Failure, Job, Reason
+from protofed.runtimes.participants import Participants
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.state import State
 from protofed.seeds import derive_seed
 from protofed.tree import Params
 
@@ -124,7 +126,7 @@ def scripted(method: Method, sampled: Callable[[int], tuple[str, ...]], runtime:
     """A federation in which the test says who takes part in a round."""
 
     class Scripted(Federation):
-        def sampled(self, round: int) -> tuple[str, ...]:
+        def sampled(self, round: int, *_: Any) -> tuple[str, ...]:
             return sampled(round)
 
     return Scripted(method, TASK, TRAINING, runtime or Sequential())
@@ -372,7 +374,7 @@ def check_records_survive_the_wire(method: Method) -> None:
             assert_same(back, value, f"the {what} of {client} after the wire")
             assert type(back) is type(value), f"the {what} of {client} is a {type(back)} after the wire"
             assert wire.encode(back) == data, f"the {what} of {client} is encoded differently the second time"
-        passed = admitted(client, reply.upload, like, CLASSES)
+        passed = Gate(like, of.limits).admitted(client, reply.upload)
         assert not isinstance(passed, Failure), f"the gate refuses the upload of {client}: {passed}"
     again = of.advance(through_the_wire(of, state))
     assert_same(whole(again), whole(usual(method, 2)), "a round from decoded state")

@@ -46,7 +46,7 @@ from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
 from protofed.networks import Parts, matching, without
-from protofed.runtimes.federation import Participants
+from protofed.runtimes.participants import Participants
 
 WIDTH = 6
 

@@ -53,9 +53,9 @@ from protofed.networks import Model, Parts, matching, without
 from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.kmeans import no_partition
-from protofed.runtimes.federation import State
 from protofed.runtimes.jobs import Failure, Reason
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.state import State
 from protofed.tree import Params
 
 TWO = FedPC(num_clusters=2)

@@ -27,7 +27,7 @@ from protofed.methods.families import HEAD, Weights
 from protofed.methods.fedper import FedPer
 from protofed.methods.fedper_plus import FedPerPlus, HeadAndCounts, balanced
 from protofed.networks import Model, Networks, Parts, matching, without
-from protofed.runtimes.federation import State
+from protofed.runtimes.state import State
 
 METHOD = FedPerPlus()
 OFF = FedPerPlus(feature_weight=0.0, balanced=False, head_decay=0.0)

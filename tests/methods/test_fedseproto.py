@@ -43,7 +43,7 @@ from protofed.methods.fedseproto import (
 from protofed.methods.fedseproto_networks import ImageDecoder, decoder
 from protofed.networks import Networks, Parts, matching, without
 from protofed.prototypes.class_means import Prototypes
-from protofed.runtimes.federation import State
+from protofed.runtimes.state import State
 from protofed.tree import Params
 
 SHARED = {"features", "semantic", "classifier"}

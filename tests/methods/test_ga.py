@@ -27,7 +27,8 @@ from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.ga import GA, adjusted, held_out
 from protofed.methods.moon import Moon
-from protofed.runtimes.federation import Federation, Participants
+from protofed.runtimes.federation import Federation
+from protofed.runtimes.participants import Participants
 from protofed.tree import Mean, Params
 
 SETTINGS = [GA(), GA(base=Moon(), start="examples"), GA(measure="error", centred=False)]

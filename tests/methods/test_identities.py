@@ -27,7 +27,7 @@ from protofed.methods.fpl import FPL
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.prototypes import contrast
-from protofed.runtimes.federation import State
+from protofed.runtimes.state import State
 
 TWO_CLIENTS = small_task({"ann": [0, 1, 2, 3, 0, 1, 2, 3, 3], "bob": [3, 2, 2, 1, 0]})
 

@@ -43,7 +43,7 @@ from protofed.networks import Networks, Parts, matching, without
 from protofed.optim import Sgd
 from protofed.prototypes.calibration import Partners, Pool, drawn_partners
 from protofed.prototypes.class_means import Prototypes, class_sums
-from protofed.runtimes.federation import State
+from protofed.runtimes.state import State
 
 WIDTH = 6
 """P, what the classifier reads behind a projection."""

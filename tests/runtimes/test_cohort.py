@@ -20,10 +20,11 @@ from protofed.optim import Adam, Asam, Optimizer, Sam, Sgd
 from protofed.runtimes import executors
 from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.executors import _phases, _width
-from protofed.runtimes.federation import Federation, State, Training
+from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.loops import Loops
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.stage import Stage
+from protofed.runtimes.state import State
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 ROUNDS = 3

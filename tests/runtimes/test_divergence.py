@@ -26,6 +26,8 @@ RUNTIMES = {
     "stacked": lambda: Cohort("cpu", executor="stacked"),
     "workers": lambda: Workers(1),
 }
+if torch.cuda.is_available():
+    del RUNTIMES["workers"]  # a process that has used CUDA cannot be forked
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, ClassVar
 
 import pytest
@@ -20,9 +21,12 @@ from protofed.methods.fpl import FPL
 from protofed.methods.moon import Moon
 from protofed.networks import Parts, Patterns
 from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, State, Training, in_order
+from protofed.runtimes.envelope import Bounds, Ticket
+from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.inbox import Inbox
 from protofed.runtimes.jobs import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.state import State
 from protofed.tree import Mean, Nothing, Params, record
 
 TRAINING = Training(rounds=2, epochs=1, batch_size=8, optimizer=Sgd(lr=0.1, momentum=0.9), seed=3)
@@ -175,6 +179,10 @@ def test_the_order_of_arrival_changes_no_bit(method: Method[Any, Any, Any, Any])
     )
     results = {str(sorted(bits(federation.advance(start).server).items())) for federation in orders}
     assert len(results) == 1
+
+
+def in_order(ids: Sequence[str], arrivals: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    return Inbox(ids, Ticket("run", 0, "round", 1, "model"), Bounds(0, 0), inf, lambda client: True).sorted(arrivals)
 
 
 def test_outcomes_come_in_the_order_of_the_ids_as_soon_as_they_can() -> None:

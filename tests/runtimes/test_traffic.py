@@ -12,8 +12,9 @@ from protofed.method import Clients, Method, Reply
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.networks import matching
-from protofed.runtimes.federation import Federation, State, Traffic, Training
+from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.jobs import Job
+from protofed.runtimes.state import State, Traffic
 from protofed.tree import Nothing, record
 from protofed.wire import num_bytes
 

@@ -25,9 +25,10 @@ from protofed.methods import METHODS
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
 from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, State, Training
+from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.jobs import Failure, Job, Reason, Runtime
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.state import State
 from protofed.runtimes.workers import Workers
 from protofed.tree import Nothing, Params, record
 

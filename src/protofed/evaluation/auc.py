@@ -16,7 +16,8 @@ from protofed.data import Batch
 from protofed.errors import BadInput
 from protofed.method import ClientId, Map, Method
 from protofed.networks import Model, Networks
-from protofed.runtimes.federation import Federation, State
+from protofed.runtimes.federation import Federation
+from protofed.runtimes.state import State
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 

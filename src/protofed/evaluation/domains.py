@@ -16,7 +16,8 @@ from protofed.data import Data
 from protofed.evaluation.metrics import top1
 from protofed.method import ClientId, Total
 from protofed.networks import Networks
-from protofed.runtimes.federation import Federation, State
+from protofed.runtimes.federation import Federation
+from protofed.runtimes.state import State
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 

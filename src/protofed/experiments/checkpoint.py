@@ -17,7 +17,8 @@ from typing import Any
 
 from protofed import wire
 from protofed.errors import RunFailed
-from protofed.runtimes.federation import Federation, State
+from protofed.runtimes.federation import Federation
+from protofed.runtimes.state import State
 
 log = logging.getLogger(__name__)
 

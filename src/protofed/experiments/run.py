@@ -22,8 +22,9 @@ from protofed.experiments.checkpoint import Checkpoint
 from protofed.experiments.folder import RunFolder
 from protofed.method import ClientId, Reply
 from protofed.networks import Model
-from protofed.runtimes.federation import Federation, State
+from protofed.runtimes.federation import Federation
 from protofed.runtimes.placement import moved
+from protofed.runtimes.state import State
 from protofed.tree import Tree
 
 Summary = Literal["last_five", "last", "best"]
@@ -53,6 +54,12 @@ class Round:
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Where the time went: waiting for clients (`train`), the server's own work (`aggregate`), `evaluate`, and saving
     the state before this round (`checkpoint`)."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """How many replies did not count, by reason."""
+    repeats: Mapping[ClientId, int] = field(default_factory=dict)
+    """Of clients that diverged: how often their learning rate was halved."""
+    abandoned: Sequence[str] = ()
+    """Why the round was begun again, each time."""
 
     @property
     def is_evaluated(self) -> bool:
@@ -225,7 +232,8 @@ class _Run:
 
     def _one_round(self, state: State) -> State:
         clock = _Clock()
-        participants, last = len(self.federation.sampled(state.round)), self.federation.training.rounds
+        participants = len(self.federation.sampled(state.round, strikes=state.strikes))
+        last = self.federation.training.rounds
         is_last, has_tests = state.round + 1 == last, bool(self.federation.task.tests)
         every, judge_every = self.experiment.evaluate_every, self.experiment.judge_clients_every
         judges = has_tests and judge_every > 0 and (is_last or (state.round + 1) % judge_every == 0)
@@ -355,7 +363,15 @@ def at_home(rounds: Sequence[Round], summary: Summary) -> dict[str, dict[str, fl
 def _line(state: State, participants: int) -> Round:
     """What a round was, before it is evaluated."""
     failures = {f.client: f"{f.reason}: {f.detail}" for f in state.failures}
-    return Round(state.round, participants, failures, traffic={c: asdict(t) for c, t in state.traffic.items()})
+    return Round(
+        state.round,
+        participants,
+        failures,
+        traffic={c: asdict(t) for c, t in state.traffic.items()},
+        refused=state.refused,
+        repeats=state.repeats,
+        abandoned=list(state.abandoned),
+    )
 
 
 def _with_scores(result: Round, scores: Scores, judged: Mapping[ClientId, Judged]) -> Round:

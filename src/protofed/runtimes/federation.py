@@ -1,55 +1,31 @@
 """The engine: setup, rounds, finish; who takes part, what counts, and what each client remembers."""
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any
+from math import ceil, inf
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Ge, Interval
+from annotated_types import Ge, Gt, Interval
 
-from protofed import tree, wire
-from protofed.errors import BadInput, RunFailed
-from protofed.method import Central, ClientId, Local, Method, Reply, Step, Task
-from protofed.networks import Networks, Patterns, matching
+from protofed.errors import BadInput, RoundAbandoned, RunFailed
+from protofed.method import Central, ClientId, Local, Method, Reply, Task
+from protofed.networks import Networks
 from protofed.optim import Optimizer, Sgd
-from protofed.runtimes.gate import Gate, non_finite
-from protofed.runtimes.jobs import Failure, Job, Runtime
-from protofed.runtimes.placement import unplaced
+from protofed.runtimes.divergence import Diverged
+from protofed.runtimes.gate import Limits
+from protofed.runtimes.jobs import Runtime
+from protofed.runtimes.participants import Participants
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.state import State, Traffic
 from protofed.seeds import derive_seed, generator
 from protofed.tree import Tree
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What moved between the server and one client: bytes of tensors, without the names that a wire format adds."""
-
-    down: int = 0
-    """Bytes of the messages that the client was sent."""
-    up: int = 0
-    """Bytes of the uploads that came back and were accepted."""
-
-
-@dataclass(frozen=True)
-class State:
-    """Everything that a run is, between two rounds."""
-
-    round: int
-    """The number of rounds done."""
-    server: Tree
-    memories: dict[ClientId, Tree]
-    """What each client that has taken part keeps."""
-    failures: tuple[Failure, ...] = ()
-    """Of the last round, or of the setup if there was none yet."""
-    traffic: Mapping[ClientId, Traffic] = field(default_factory=dict)
-    """Of the last round, or of the setup if there was none yet."""
-    client_seconds: float = 0.0
-    """How long the server waited for clients in the last round."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +39,24 @@ class Training:
     fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
     minimum_replies: Annotated[int, Ge(1)] = 1
-    """A round with fewer good replies ends the run."""
+    """A round with fewer good replies is abandoned."""
     seed: Annotated[int, Ge(0)] = 0
     """The root of every draw."""
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
     """What clients train with; made anew in every round."""
+    over_selection: Annotated[float, Interval(ge=1, le=10)] = 1.0
+    """So many times as many clients are asked as `fraction` says, for those that will not reply; all that do count."""
+    deadline: Annotated[float, Ge(0)] = 0.0
+    """Seconds that a round waits for its clients; 0: as long as it takes."""
+    attempts: Annotated[int, Ge(1)] = 3
+    """How often a round that is abandoned is tried, with clients drawn anew, before the run ends."""
+    max_norm: Annotated[float, Gt(0)] = 1e12
+    """Uploads with a larger norm are refused."""
+    quarantine: Annotated[int, Ge(0)] = 3
+    """A client with so many refused uploads in a row is not asked any more; 0: never."""
+    on_divergence: Literal["stop", "skip", "halve"] = "stop"
+    """What happens when a client's loss or weights become infinite or not a number: the run ends and says where it
+    began, the client is left out of the round, or it repeats the round with half the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +69,8 @@ class Federation:
     """Told of every client whose step ended."""
     on_trained: Callable[[ClientId, Tree, Reply[Any, Any]], None] = lambda client, message, reply: None
     """Given the message and the reply of every client that trained well in a round, before the server reads it."""
+    name: str = "unnamed"
+    """Of the run: messages that answer another one are refused."""
     _networks: dict[ClientId, Networks] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,45 +80,93 @@ class Federation:
             raise BadInput(f"training.minimum_replies is {minimum}, but only {sampled} clients take part in a round")
 
     def start(self) -> State:
-        with self.runtime.open(self):
-            clients = Participants(self, State(0, None, {}), self.ids, "setup")
-            return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
+        return self._attempted(self._setup, State(0, None, {}))
 
     def advance(self, state: State) -> State:
         """The state after one more round."""
-        with self.runtime.open(self):
-            clients = Participants(self, state, self.sampled(state.round), "round")
-            state = clients.after(self.method.round(state.server, clients))
-            return replace(state, round=state.round + 1)
+        return self._attempted(self._round, state)
 
     def finish(self, state: State) -> State:
         """The state after the method's last word."""
-        with self.runtime.open(self):
-            clients = Participants(self, state, self.ids, "finish")
-            finished = clients.after(self.method.finish(state.server, clients))
+        finished = self._attempted(self._last_word, state)
         traffic = {
-            c: _sum(state.traffic.get(c), finished.traffic.get(c)) for c in {**state.traffic, **finished.traffic}
+            c: state.traffic.get(c, Traffic()) + finished.traffic.get(c, Traffic())
+            for c in {**state.traffic, **finished.traffic}
         }
         return replace(
             finished,
             failures=(*state.failures, *finished.failures),
             traffic=traffic,
             client_seconds=state.client_seconds + finished.client_seconds,
+            refused=Counter(state.refused) + Counter(finished.refused),
+            repeats={**state.repeats, **finished.repeats},
+            abandoned=(*state.abandoned, *finished.abandoned),
         )
+
+    def _setup(self, state: State, attempt: int) -> State:
+        clients = Participants(self, state, self._trusted(state), "setup")
+        return clients.after(self.method.setup(self.method.init_server(clients.central), clients))
+
+    def _round(self, state: State, attempt: int) -> State:
+        clients = Participants(self, state, self.sampled(state.round, attempt, state.strikes), "round")
+        return replace(clients.after(self.method.round(state.server, clients)), round=state.round + 1)
+
+    def _last_word(self, state: State, attempt: int) -> State:
+        clients = Participants(self, state, self._trusted(state), "finish")
+        return clients.after(self.method.finish(state.server, clients))
+
+    def _attempted(self, phase: Callable[[State, int], State], state: State) -> State:
+        """The state after a phase, which is begun again, from the same state, if it was abandoned."""
+        abandoned: list[str] = []
+        for attempt in range(self.training.attempts):
+            try:
+                with self.runtime.open(self):
+                    return replace(phase(state, attempt), abandoned=tuple(abandoned))
+            except RoundAbandoned as error:
+                abandoned.append(str(error))
+                log.warning("ROUND_ABANDONED: %s (attempt %d of %d)", error, attempt + 1, self.training.attempts)
+            except Diverged as error:
+                raise RunFailed(f"the server's own training diverged: {error}") from error
+        raise RunFailed(f"{abandoned[-1]} Given up after {len(abandoned)} attempts; what was saved is intact.")
 
     @cached_property
     def ids(self) -> tuple[ClientId, ...]:
         """All clients, in canonical order."""
         return tuple(sorted(self.task.clients))
 
-    def sampled(self, round: int) -> tuple[ClientId, ...]:
-        """Who takes part, in canonical order, drawn from the run's seed and the round alone."""
-        count = max(1, round_half_up(self.training.fraction * len(self.ids)))
+    def sampled(
+        self, round: int, attempt: int = 0, strikes: Mapping[ClientId, int] = MappingProxyType({})
+    ) -> tuple[ClientId, ...]:
+        """Who takes part, in canonical order, drawn from the run's seed, the round and the attempt; clients in
+        quarantine do not."""
+        target = max(1, round_half_up(self.training.fraction * len(self.ids)))
+        count = min(len(self.ids), ceil(target * self.training.over_selection - 1e-9))
         if count == len(self.ids):
-            return self.ids
+            return self._out_of_quarantine(self.ids, strikes)
+        path = (round, attempt) if attempt else (round,)
         with torch.device("cpu"):
-            order = torch.randperm(len(self.ids), generator=generator(self.training.seed, "sample", round))
-        return tuple(self.ids[i] for i in sorted(order[:count].tolist()))
+            order = torch.randperm(len(self.ids), generator=generator(self.training.seed, "sample", *path)).tolist()
+        drawn = self._out_of_quarantine([self.ids[i] for i in order], strikes)
+        return tuple(sorted(drawn[:count]))
+
+    def _trusted(self, state: State) -> tuple[ClientId, ...]:
+        return self._out_of_quarantine(self.ids, state.strikes)
+
+    def _out_of_quarantine(self, ids: Sequence[ClientId], strikes: Mapping[ClientId, int]) -> tuple[ClientId, ...]:
+        limit = self.training.quarantine or inf
+        left = tuple(client for client in ids if strikes.get(client, 0) < limit)
+        if not left:
+            raise RunFailed(
+                f"all {len(ids)} clients are in quarantine: {limit} uploads of each were refused in a row; "
+                "rounds.jsonl says why (training.quarantine = 0 asks them all the same)"
+            )
+        return left
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What no good upload exceeds."""
+        enrolled = {client: len(data) for client, data in self.task.clients.items()}
+        return Limits(self.task.num_classes, self.training.max_norm, enrolled)
 
     def networks_of(self, client: ClientId) -> Networks:
         """A client's networks; clients with equal ones share them."""
@@ -174,148 +213,6 @@ class Federation:
             phase_seed=derive_seed(t.seed, phase, round),
             answer=self.runtime.answer,
         )
-
-
-class Participants:
-    """The clients of one round, as a method sees them. What they remember is committed only when the round ends."""
-
-    def __init__(self, federation: Federation, state: State, ids: tuple[ClientId, ...], phase: str) -> None:
-        self._federation = federation
-        self._state = state
-        self._phase = phase
-        self._where = f"round {state.round + 1}" if phase == "round" else phase
-        self._kept: dict[ClientId, Tree] = {}
-        self._failures: list[Failure] = []
-        self._traffic: dict[ClientId, Traffic] = {}
-        self._seconds = 0.0
-        self._runs = 0
-        self._unread = 0
-        self.ids = ids
-
-    @cached_property
-    def central(self) -> Central:
-        return self._federation.central(self._state.round, self._phase)
-
-    def run(
-        self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Tree], like: Tree
-    ) -> Iterator[tuple[ClientId, Tree]]:
-        """Accepted uploads in canonical order, each given out as soon as it and those before it are there. A client
-        that has failed in this phase is not asked again."""
-        _refuse_private(like, self._federation.method.private)
-        self._unread += 1
-        self._runs += 1
-        run = self._runs
-        failed = {failure.client for failure in self._failures}
-        ids = tuple(client for client in self.ids if client not in failed)
-        sent: dict[ClientId, Tree] = {}
-        jobs = (self._job(client, step, sent.setdefault(client, message_for(client)), run) for client in ids)
-        is_training = self._phase == "round" and step == self._federation.method.train
-        return self._stream(ids, jobs, sent, like, is_training)
-
-    def _stream(
-        self, ids: Sequence[ClientId], jobs: Iterable[Job], sent: dict[ClientId, Tree], like: Tree, is_training: bool
-    ) -> Iterator[tuple[ClientId, Tree]]:
-        good, failed_before = 0, len(self._failures)
-        gate = Gate(like, self._federation.task.num_classes)
-        for client, outcome in in_order(ids, self._timed(self._federation.runtime.run(jobs))):
-            with unplaced():
-                message, upload = sent.pop(client), self._accepted(client, outcome, gate)
-                moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
-                self._traffic[client] = _sum(self._traffic.get(client), moved)
-            self._federation.on_client(client)
-            if upload is not None:
-                good += 1
-                if is_training:
-                    self._federation.on_trained(client, message, outcome)
-                yield client, upload
-        self._unread -= 1
-        self._require_enough(good, self._failures[failed_before:])
-
-    def after(self, server: Tree) -> State:
-        """The state that the phase ends in."""
-        if self._unread:
-            raise RunFailed(f"{self._where}: the method did not read all uploads; aggregate must read them to the end")
-        _refuse_change(self._state.server, server, "server")
-        memories = {**self._state.memories, **self._kept}
-        return State(self._state.round, server, memories, tuple(self._failures), self._traffic, self._seconds)
-
-    def _timed(self, outcomes: Iterator[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
-        """The outcomes, and a note of how long they were waited for."""
-        while True:
-            begin = time.perf_counter()
-            found = next(outcomes, None)
-            self._seconds += time.perf_counter() - begin
-            if found is None:
-                return
-            yield found
-
-    def _job(self, client: ClientId, step: Step[Any, Any, Any], message: Tree, run: int) -> Job:
-        local = self._federation.local(client, self._state.round, self._phase, run)
-        memory = self._kept.get(client, self._state.memories.get(client))
-        return Job(client, step, local, message, memory, self._federation.method.init_memory)
-
-    def _accepted(self, client: ClientId, outcome: Reply[Any, Any] | Failure, gate: Gate[Any]) -> Tree | None:
-        """The upload if it counts; a failed client keeps what it had."""
-        if isinstance(outcome, Reply):
-            upload = gate.admitted(client, outcome.upload)
-            failure = upload if isinstance(upload, Failure) else non_finite(client, outcome.memory)
-            if failure is None:
-                _refuse_change(self._state.memories.get(client), outcome.memory, f"memory of {client}")
-                self._kept[client] = outcome.memory
-                return upload
-            outcome = failure
-        log.warning("%s: client %s left out: %s: %s", self._where, client, outcome.reason, outcome.detail)
-        self._failures.append(outcome)
-        return None
-
-    def _require_enough(self, good: int, failures: Sequence[Failure]) -> None:
-        minimum = self._federation.training.minimum_replies
-        if good < minimum:
-            first = "".join(f" The first failure: {f.client}: {f.reason}: {f.detail}." for f in failures[:1])
-            raise RunFailed(
-                f"{self._where}: {good} of {len(self.ids)} clients replied well, and the run needs {minimum}.{first}"
-            )
-
-
-def _sum(a: Traffic | None, b: Traffic | None) -> Traffic:
-    a, b = a or Traffic(), b or Traffic()
-    return Traffic(a.down + b.down, a.up + b.up)
-
-
-def _refuse_change(before: Tree | None, after: Tree, what: str) -> None:
-    """A record that changes its structure could be saved but not be loaded."""
-    if before is not None:
-        changed = sorted(tree.named_leaves(before).keys() ^ tree.named_leaves(after).keys())
-        if changed:
-            raise RunFailed(f"the method changed the structure of the {what}: {', '.join(changed)} came or went")
-
-
-def _refuse_private(like: Tree, private: Patterns) -> None:
-    """A method that asks for what it calls private is wrong about one of the two."""
-    asked = [path.rpartition("/")[2] for path in tree.named_leaves(like)]
-    leaked = matching(dict.fromkeys(asked, torch.empty(0)), private) if private else {}
-    names = {name for name in leaked if "." in name}  # entries of Params, not fields of records
-    if names:
-        raise RunFailed(
-            f"the method calls {', '.join(private)} private, but its uploads hold {', '.join(sorted(names))}"
-        )
-
-
-def in_order(ids: Sequence[ClientId], outcomes: Iterable[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
-    """Outcomes in the order of `ids`, whatever order they arrive in; those that came early wait."""
-    early: dict[ClientId, Any] = {}
-    awaited, waiting = set(ids), iter(ids)
-    client = next(waiting, None)
-    for arrived, outcome in outcomes:
-        if arrived not in awaited:
-            raise RunFailed(f"the runtime gave back client {arrived} twice, or without being asked")
-        awaited.remove(arrived)
-        early[arrived] = outcome
-        while client is not None and client in early:
-            yield client, early.pop(client)
-            client = next(waiting, None)
-    if client is not None:
-        raise RunFailed(f"the runtime lost client {client}: it gave back neither a reply nor a failure")
 
 
 def round_half_up(value: float) -> int:

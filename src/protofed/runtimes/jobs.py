@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,14 +24,30 @@ class Reason(StrEnum):
 
     CLIENT_ERROR = "CLIENT_ERROR"
     DIVERGED = "DIVERGED"
+    LATE = "LATE"
+
+    UNDECODABLE = "UNDECODABLE"
+    TOO_LARGE = "TOO_LARGE"
+    WRONG_RUN = "WRONG_RUN"
+    STALE_ROUND = "STALE_ROUND"
+    WRONG_MODEL = "WRONG_MODEL"
+    DUPLICATE = "DUPLICATE"
+
     KEY_MISSING = "KEY_MISSING"
     KEY_UNEXPECTED = "KEY_UNEXPECTED"
     SHAPE_MISMATCH = "SHAPE_MISMATCH"
     DTYPE_MISMATCH = "DTYPE_MISMATCH"
     NON_FINITE = "NON_FINITE"
+    NORM_TOO_LARGE = "NORM_TOO_LARGE"
     UNKNOWN_CLASS = "UNKNOWN_CLASS"
     NEGATIVE_COUNT = "NEGATIVE_COUNT"
     NON_INTEGER_COUNT = "NON_INTEGER_COUNT"
+    COUNT_TOO_LARGE = "COUNT_TOO_LARGE"
+    PROTO_WITHOUT_COUNT = "PROTO_WITHOUT_COUNT"
+
+
+TROUBLES = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE}
+"""What may befall an honest client; all other reasons are found wrong with what it sent."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,8 @@ class Job:
     memory: Tree | None
     """None for a client that has never taken part."""
     init_memory: Callable[[Local, Tree], Tree]
+    deadline: float = inf
+    """On the monotonic clock: nobody waits for the reply any longer."""
 
     def start(self) -> Coroutine[Any, Any, Reply[Any, Any]]:
         memory = self.init_memory(self.local, self.message) if self.memory is None else self.memory

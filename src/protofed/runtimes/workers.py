@@ -14,12 +14,14 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
+from math import inf
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -79,16 +81,26 @@ class Workers:
             for job in islice(waiting, self._size):
                 self._begin(job, busy)
             while busy:
-                for connection in wait(list(busy)):
+                for connection in wait(list(busy), _seconds_until(min(worker.deadline for worker in busy.values()))):
                     worker = busy.pop(connection)
                     done = worker.finish()
                     self._idle.append(worker)
                     for job in islice(waiting, 1):  # now, so that a process works while the server reads
                         self._begin(job, busy)
                     yield done
+                yield from self._overdue(busy)
         finally:  # nobody will read what they still work on
             for worker in busy.values():
                 worker.end()
+
+    def _overdue(self, busy: "dict[Any, _Worker]") -> list[tuple[ClientId, Failure]]:
+        """Ends the work that nobody waits for any longer."""
+        late = [connection for connection, worker in busy.items() if time.monotonic() > worker.deadline]
+        ended = [busy.pop(connection) for connection in late]
+        for worker in ended:
+            worker.end()
+        detail = "it was still at work at the deadline"
+        return [(worker.client, Failure(worker.client, Reason.LATE, detail)) for worker in ended]
 
     def placed(self, task: Task) -> Task:
         return task
@@ -190,6 +202,7 @@ class _Worker:
     def __init__(self, federation: "Federation") -> None:
         fork = multiprocessing.get_context("fork")
         self.client: ClientId = ""
+        self.deadline = inf
         self.connection, theirs = fork.Pipe()
         self._method = federation.method
         self._buffer = _Buffer()
@@ -205,7 +218,7 @@ class _Worker:
         return self._process.is_alive()
 
     def begin(self, job: Job) -> None:
-        self.client = job.client
+        self.client, self.deadline = job.client, job.deadline
         is_own = getattr(job.step, "__self__", None) is self._method
         step = job.step.__name__ if is_own else job.step
         settings = {name: getattr(job.local, name) for name in SETTINGS}
@@ -235,6 +248,10 @@ class _Worker:
         self._process.join()
         self.connection.close()
         self._buffer.close()
+
+
+def _seconds_until(deadline: float) -> float | None:
+    return None if deadline == inf else max(0.0, deadline - time.monotonic()) + 0.001  # past it, not at it
 
 
 def _obituary(status: int | None) -> str:

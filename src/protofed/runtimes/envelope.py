@@ -1,0 +1,122 @@
+"""Uploads as they come over a wire: bytes that nobody believes until they have been looked at.
+
+An envelope is a safetensors file whose metadata hold a ticket: which run, round, phase and call it answers, and a
+digest of the names and shapes that were asked for. Everything that its header claims is compared with what was asked
+for before any tensor is made.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from protofed import wire
+from protofed.runtimes.jobs import Reason
+from protofed.tree import Tree
+
+HEADER_BYTES = 4096
+"""Allowed for a header beside the names of its tensors."""
+NAME_BYTES = 256
+"""Allowed for what a header says of one tensor, beside its name."""
+
+
+class Refused(Exception):
+    """This message cannot be used."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a message answers."""
+
+    run: str
+    round: int
+    phase: str
+    call: int
+    """Of the phase: a method may ask its clients several times."""
+    model: str
+    """The digest of what was asked for, as `digest` gives it."""
+
+
+@dataclass(frozen=True)
+class Envelope:
+    data: bytes
+
+    @property
+    def ticket(self) -> Ticket:
+        """What the message says that it answers."""
+        try:
+            found = json.loads(wire.header(self.data)["__metadata__"]["ticket"])
+            ticket = Ticket(**found)
+        except (wire.WireError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(Reason.UNDECODABLE, f"no ticket: {error}") from error
+        for own in fields(Ticket):
+            if type(getattr(ticket, own.name)) is not own.type:
+                raise Refused(Reason.UNDECODABLE, f"its ticket's {own.name} is not a {own.type}")
+        return ticket
+
+
+def sealed(ticket: Ticket, upload: Tree) -> Envelope:
+    arrays = {path: leaf.detach().cpu().contiguous().clone() for path, leaf in wire.to_arrays(upload).items()}
+    return Envelope(save(arrays, metadata={"ticket": json.dumps(asdict(ticket))}))
+
+
+def digest(expected: Mapping[str, Tensor]) -> str:
+    """Of the names, types and shapes of an upload."""
+    facts = [(path, str(leaf.dtype), list(leaf.shape)) for path, leaf in sorted(expected.items())]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """More than any good message has, in bytes: a transport need not take in more, and nobody reads more."""
+
+    header: int
+    total: int
+
+    def check(self, envelope: Envelope) -> None:
+        size, header = len(envelope.data), int.from_bytes(envelope.data[:8], "little")
+        if size > self.total:
+            raise Refused(Reason.TOO_LARGE, f"{size} bytes, and a good message has at most {self.total}")
+        if header > self.header:
+            raise Refused(Reason.TOO_LARGE, f"a header of {header} bytes, and a good one has at most {self.header}")
+
+
+def bounds(expected: Mapping[str, Tensor]) -> Bounds:
+    header = HEADER_BYTES + sum(len(json.dumps(path)) + NAME_BYTES for path in expected)
+    return Bounds(header, 8 + header + sum(leaf.numel() * leaf.element_size() for leaf in expected.values()))
+
+
+def opened(envelope: Envelope, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a message, if its size and its header are those of what was asked for."""
+    bounds(expected).check(envelope)
+    try:
+        header = wire.header(envelope.data)
+        header.pop("__metadata__", None)
+        _compare(header, expected)
+        return wire.decode_arrays(envelope.data)
+    except wire.WireError as error:
+        raise Refused(Reason.UNDECODABLE, str(error)) from error
+
+
+def _compare(header: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+    """Names, types and shapes as they are declared; that they fit the bytes is for the decoder to check."""
+    for path in expected:
+        if path not in header:
+            raise Refused(Reason.KEY_MISSING, f"{path} is missing")
+    for path, declared in header.items():
+        if path not in expected:
+            raise Refused(Reason.KEY_UNEXPECTED, f"{path[:80]!r} was not asked for")
+        like = expected[path]
+        kind, shape = declared.get("dtype"), declared.get("shape")
+        if kind != wire.KINDS.get(like.dtype):
+            raise Refused(Reason.DTYPE_MISMATCH, f"{path}: is {str(kind)[:20]}, not {like.dtype}")
+        if shape != list(like.shape):
+            raise Refused(Reason.SHAPE_MISMATCH, f"{path}: has shape {str(shape)[:80]}, not {list(like.shape)}")
