@@ -1,11 +1,12 @@
 """Several runs at once: done ones are kept, unfinished ones go on, a failing one is not silent."""
 
 import time
+from concurrent.futures import Future
 from pathlib import Path
 
 from protofed.experiments import config
 from protofed.experiments.config import Config
-from protofed.experiments.sweep import sweep
+from protofed.experiments.sweep import _failure, sweep
 
 
 def configs(lr: float = 0.01, rounds: int = 2) -> list[Config]:
@@ -49,3 +50,9 @@ def test_a_run_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
     first, second = sweep([one, one], tmp_path)
     assert first == second
     assert first.is_done
+
+
+def test_an_error_that_nobody_foresaw_costs_one_run_only() -> None:
+    run: Future[None] = Future()
+    run.set_exception(MemoryError("no room on the device"))
+    assert _failure(run) == "MemoryError: no room on the device"

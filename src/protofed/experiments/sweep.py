@@ -1,5 +1,6 @@
 """Many runs at once, each in a process of its own and in a folder of its own."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -16,6 +17,8 @@ from protofed.errors import BadInput, RunFailed
 from protofed.experiments.config import Config
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import Round, execute, parsed
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.3
 
@@ -71,13 +74,16 @@ def sweep(
 
 
 def _failure(run: "Future[None]") -> str | None:
-    """Why a run failed; what is not the run's own fault is raised."""
+    """Why a run failed, whatever it was: the others have their results all the same."""
     try:
         run.result()
-    except (BadInput, RunFailed) as error:  # data that are not there concern this run only
+    except (BadInput, RunFailed) as error:
         return str(error)
     except BrokenProcessPool:
         raise RunFailed("a process of the sweep died, perhaps for want of memory; run again to continue") from None
+    except Exception as error:
+        log.error("a run ended with an error that is not its own", exc_info=error)
+        return f"{type(error).__name__}: {error}"
     return None
 
 

@@ -144,7 +144,11 @@ class _Lanes:
                 with torch.cuda.stream(stream):
                     step()
                 torch.cuda.synchronize(self._device)
-            with _no_collection(), torch.cuda.graph(graph, pool=self._pools[lane], stream=stream):
+            # The thread that saves the last round's state may use the device meanwhile, hence the mode.
+            with (
+                _no_collection(),
+                torch.cuda.graph(graph, self._pools[lane], stream, capture_error_mode="thread_local"),
+            ):
                 step()
         return graph.replay
 

@@ -119,8 +119,8 @@ class Participants:
     def _divergence(self, failure: Failure) -> str:
         method = type(self._federation.method).__name__
         return (
-            f"{self._where}: client {failure.client} diverged with {method}: {failure.detail}. Lower the learning rate, "
-            'or set training.on_divergence to "halve" or "skip"; what was saved is intact'
+            f"{self._where}: client {failure.client} diverged with {method}: {failure.detail}. "
+            'Lower the learning rate, or set training.on_divergence to "halve" or "skip"; what was saved is intact'
         )
 
     def after(self, server: Tree) -> State:
