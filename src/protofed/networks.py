@@ -64,7 +64,8 @@ class Networks:
         }
         self._constants = [_constants(module) for modules in self._modes.values() for module in modules.values()]
         state = _state(parts)
-        self._shapes = {name: leaf.shape for name, leaf in state.items()}
+        self.shapes = {name: leaf.shape for name, leaf in state.items()}
+        """Of all entries of `Params`."""
         self.trainable = tuple(name for name, leaf in state.items() if leaf.requires_grad)
         """Names of the parameters that may train; every other entry of `Params` is called a buffer."""
         self.initial_buffers = {n: t.detach().clone() for n, t in state.items() if n not in self.trainable}
@@ -87,7 +88,7 @@ class Networks:
 
     def check(self, params: Params) -> None:
         """Refuses weights of other networks."""
-        for name, shape in self._shapes.items():
+        for name, shape in self.shapes.items():
             if name not in params:
                 raise ValueError(f"weights of other networks: {name} is missing")
             if params[name].shape != shape:

@@ -31,10 +31,14 @@ def states(federation: Federation) -> list[State]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, states: list[State]) -> Path:
+def folder(tmp_path: Path, states: list[State], federation: Federation) -> Path:
     for state in states:
-        checkpoint.save(tmp_path, Checkpoint(state, f"line {state.round}\n"), "run")
+        save(tmp_path, state, federation, f"line {state.round}\n")
     return tmp_path
+
+
+def save(folder: Path, state: State, federation: Federation, lines: str = "") -> None:
+    checkpoint.save(folder, Checkpoint(checkpoint.shelved(folder, state, federation), lines), federation, "run")
 
 
 def same(a: object, b: object) -> bool:
@@ -48,19 +52,20 @@ def test_what_is_saved_is_what_is_loaded(folder: Path, federation: Federation, s
     assert loaded.state.round == 3
     assert loaded.rounds == "line 3\n"
     assert same(loaded.state.server, states[3].server)
-    assert same(loaded.state.memories, states[3].memories)
+    assert same(dict(loaded.state.memories), states[3].memories)
 
 
 def test_the_last_two_are_kept_and_nothing_else(folder: Path) -> None:
-    assert sorted(p.name for p in folder.iterdir()) == ["000002", "000003"]
+    assert sorted(p.name for p in folder.iterdir()) == ["000002", "000003", "memories"]
+    assert sorted(p.name for p in (folder / "memories").iterdir()) == ["000002.safetensors", "000003.safetensors"]
 
 
-@pytest.mark.parametrize("name", ["server.safetensors", "memories.safetensors", "rounds.jsonl", "manifest"])
+@pytest.mark.parametrize("name", ["server.safetensors", "memories", "rounds.jsonl", "manifest"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "empty", "remove"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
     folder: Path, federation: Federation, states: list[State], name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = folder / "000003" / name
+    path = folder / ("memories/000003.safetensors" if name == "memories" else f"000003/{name}")
     data = bytearray(path.read_bytes())
     match damage:
         case "flip":
@@ -82,7 +87,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
 
 def test_every_random_bit_flip_is_detected(folder: Path, federation: Federation) -> None:
     draw = random.Random(0)
-    files = [p for p in (folder / "000003").iterdir() if p.stat().st_size]
+    files = [*(folder / "000003").iterdir(), folder / "memories" / "000003.safetensors"]
     shutil.rmtree(folder / "000002")
     for _ in range(200):
         path = draw.choice(files)
@@ -122,12 +127,12 @@ def test_what_a_killed_run_left_half_written_is_ignored_and_cleaned(
     assert loaded is not None
     assert loaded.state.round == 3
     later = federation.advance(loaded.state)
-    checkpoint.save(folder, Checkpoint(later, ""), "run")
-    assert sorted(p.name for p in folder.iterdir()) == ["000003", "000004"]
+    save(folder, later, federation)
+    assert sorted(p.name for p in folder.iterdir()) == ["000003", "000004", "memories"]
 
 
-# Every operation of the save path that can fail, by the function that does it.
-OPERATIONS = ["mkdir", "write_bytes", "rename", "fsync"]
+# Every operation of the save path that can fail.
+OPERATIONS = ["mkdir", "open", "write", "replace", "rename", "fsync"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -145,41 +150,25 @@ def test_a_failing_disk_leaves_the_last_good_checkpoint_and_says_so(
 
     later = federation.advance(states[3])
     with monkeypatch.context() as patch:
-        if operation == "fsync":
-            patch.setattr("os.fsync", failing)
-        else:
-            patch.setattr(Path, operation, failing)
+        patch.setattr(f"os.{operation}", failing)
         with pytest.raises(RunFailed) as caught:
-            checkpoint.save(folder, Checkpoint(later, ""), "run")
+            save(folder, later, federation)
     message = str(caught.value)
     assert "the disk said no" in message
     assert str(folder / "000004") in message
     assert f"The last good checkpoint, {folder / '000003'}, is intact" in message
     assert "bytes to write" in message
-    assert sorted(p.name for p in folder.iterdir()) == ["000002", "000003"]
+    assert sorted(p.name for p in folder.iterdir()) == ["000002", "000003", "memories"]
+    assert sorted(p.name for p in (folder / "memories").iterdir()) == ["000002.safetensors", "000003.safetensors"]
     loaded = checkpoint.load(folder, federation, "run")
     assert loaded is not None
     assert same(loaded.state.server, states[3].server)
 
 
-def test_every_write_is_synced_before_the_rename(
-    tmp_path: Path, states: list[State], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-    sync, rename = checkpoint.sync, Path.rename
-    monkeypatch.setattr(checkpoint, "sync", lambda path: (events.append(path.name), sync(path)))
-    monkeypatch.setattr(Path, "rename", lambda self, to: (events.append("rename"), rename(self, to))[1])
-    checkpoint.save(tmp_path, Checkpoint(states[1], ""), "run")
-    files = {"server.safetensors", "memories.safetensors", "rounds.jsonl", "manifest", ".writing-000001"}
-    before, after = events[: events.index("rename")], events[events.index("rename") + 1 :]
-    assert set(before) == {*files, tmp_path.parent.name}
-    assert after == [tmp_path.name]
-
-
 def test_memories_of_clients_that_keep_nothing_survive(tmp_path: Path) -> None:
     federation = small_experiment("fedavg").federation
     state = federation.advance(federation.start())
-    checkpoint.save(tmp_path, Checkpoint(state, ""), "run")
+    save(tmp_path, state, federation)
     loaded = checkpoint.load(tmp_path, federation, "run")
     assert loaded is not None
     assert loaded.state.memories.keys() == state.memories.keys()
@@ -195,6 +184,6 @@ def test_a_damaged_checkpoint_is_not_called_good(
         raise OSError(errno.ENOSPC, "the disk said no")
 
     later = federation.advance(states[3])
-    monkeypatch.setattr(Path, "mkdir", failing)
+    monkeypatch.setattr("os.rename", failing)
     with pytest.raises(RunFailed, match=f"{folder / '000002'}, is intact"):
-        checkpoint.save(folder, Checkpoint(later, ""), "run")
+        save(folder, later, federation)

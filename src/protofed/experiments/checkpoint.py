@@ -1,30 +1,42 @@
 """Checkpoints that are either whole or ignored.
 
-A checkpoint is a folder, named by the number of rounds done, that appears by one rename after everything in it is on
-the disk. Its manifest holds the SHA-256 of every file and of itself, checked before any tensor is read. The last two
-are kept, so that one may be damaged.
+checkpoint/000012/            the state after 12 rounds: it appears by one rename when everything in it is on the disk
+    manifest                  what it belongs to, and the SHA-256 of every file and of itself
+    server.safetensors        what the server knows
+    rounds.jsonl              the lines of all rounds
+checkpoint/memories/000012.safetensors   what the clients that took part in round 12 remember
+
+A checkpoint names the files that hold the memories of its clients, its own and older ones, so that a save costs as much
+as a round has clients. All that it names is checked before any tensor is read. The last two are kept, so that one may
+be damaged.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
-import os
 import shutil
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from protofed import wire
 from protofed.errors import RunFailed
+from protofed.experiments import disk
+from protofed.experiments.memories import Memories, Saved, Shard, Shelf
+from protofed.method import ClientId
 from protofed.runtimes.federation import Federation
+from protofed.runtimes.placement import moved
 from protofed.runtimes.state import State
+from protofed.tree import Tree
+from protofed.version import __version__
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 KEPT = 2
-SERVER, MEMORIES, ROUNDS, MANIFEST = "server.safetensors", "memories.safetensors", "rounds.jsonl", "manifest"
+SERVER, ROUNDS, MANIFEST, MEMORIES = "server.safetensors", "rounds.jsonl", "manifest", "memories"
 
 
 class Damaged(Exception):
@@ -38,36 +50,48 @@ class Checkpoint:
     """The lines of rounds.jsonl up to here."""
 
 
-def save(folder: Path, checkpoint: Checkpoint, identity: str) -> None:
-    """Writes a checkpoint; if that fails, the ones before it are untouched."""
+def save(folder: Path, checkpoint: Checkpoint, federation: Federation, identity: str) -> Saved:
+    """Writes a checkpoint, whose memories must be `shelved`; if that fails, the ones before it are untouched. Gives the
+    memories that are on the disk now and were not before."""
     state = checkpoint.state
-    files = {
-        SERVER: wire.encode(state.server),
-        MEMORIES: wire.encode(state.memories),
-        ROUNDS: checkpoint.rounds.encode(),
-    }
-    files[MANIFEST] = _manifest(files, state, identity)
-    target, temporary = folder / f"{state.round:06d}", folder / f".writing-{state.round:06d}"
+    assert isinstance(state.memories, Memories), "a state is shelved before it is saved"
+    fresh = dict(state.memories.fresh)
+    kept = wire.encode(fresh) if fresh else b""
+    shard = Shard(f"{state.round:06d}.safetensors", hashlib.sha256(kept).hexdigest())
+    files = {SERVER: wire.encode(state.server), ROUNDS: checkpoint.rounds.encode()}
+    shards = {**state.memories.shards, **dict.fromkeys(fresh, shard)}
+    files[MANIFEST] = _manifest(files, shards, state, federation, identity)
+    target = folder / f"{state.round:06d}"
     try:
-        _write(temporary, files)
-        if target.exists():  # a damaged one, which the run fell back behind
-            shutil.rmtree(target)
-        temporary.rename(target)
-        sync(folder)
+        disk.make(folder)
+        disk.make(folder / MEMORIES)
+        if fresh:
+            disk.put(folder / MEMORIES / shard.name, kept)
+        disk.put_folder(target, files)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(temporary)
-        raise RunFailed(_could_not_save(folder, target, sum(map(len, files.values())), error)) from error
-    for old in _numbered(folder)[KEPT:]:
-        shutil.rmtree(old, ignore_errors=True)
+        size = len(kept) + sum(map(len, files.values()))
+        _tidy(folder)
+        raise RunFailed(_could_not_save(folder, target, size, error)) from error
+    _tidy(folder)
+    return Saved(fresh, shard)
 
 
-def load(folder: Path, federation: Federation, identity: str) -> Checkpoint | None:
-    """The newest whole checkpoint; None if none was ever written; damaged ones are named and passed over."""
+def shelved(folder: Path, state: State, federation: Federation) -> State:
+    """The state with memories that can be put away."""
+    if isinstance(state.memories, Memories):
+        return state
+    return replace(state, memories=Memories(_shelf(folder, state, federation), {}, state.memories))
+
+
+def load(
+    folder: Path, federation: Federation, identity: str | None, allowed: Collection[str] = ()
+) -> Checkpoint | None:
+    """The newest whole checkpoint; None if none was ever written; damaged ones are named and passed over. With no
+    identity, that of any run is taken; `allowed` may name `protofed`, for one that another version wrote."""
     found = _numbered(folder)
     for path in found:
         try:
-            return _read(path, federation, identity)
+            return _read(path, federation, identity, allowed)
         except Damaged as damage:
             log.warning("checkpoint %s is damaged (%s); using the one before it", path, damage)
     if found:
@@ -80,67 +104,102 @@ def rounds_saved(folder: Path) -> int:
     return max((int(path.name) for path in _numbered(folder)), default=0)
 
 
-def sync(path: Path) -> None:
-    """Waits until a file, or a folder's list of names, is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is the old one or the new one, whatever happens."""
-    temporary = path.with_name(f".writing-{path.name}")
     try:
-        temporary.write_bytes(data)
-        sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        disk.put(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise RunFailed(f"could not write {path}: {error.strerror or error}; checkpoints are as they were") from error
+        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
+        raise RunFailed(
+            f"could not write {path}: {error.strerror or error} ({len(data)} bytes to write, {free} free); "
+            "checkpoints are as they were"
+        ) from error
 
 
-def _write(folder: Path, files: dict[str, bytes]) -> None:
-    folder.parent.mkdir(exist_ok=True)
-    sync(folder.parent.parent)
-    if folder.exists():  # left by a run that was killed while it wrote
-        shutil.rmtree(folder)
-    folder.mkdir()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-        sync(folder / name)
-    sync(folder)
+def _shelf(folder: Path, state: State, federation: Federation) -> Shelf:
+    server = state.server
+
+    def like(client: ClientId) -> Tree:
+        message = federation.method.message_for(server, client)
+        return federation.method.init_memory(federation.local(client, state.round), message)
+
+    return Shelf(folder / MEMORIES, like, federation.runtime.device)
 
 
-def _manifest(files: dict[str, bytes], state: State, identity: str) -> bytes:
+def _manifest(
+    files: Mapping[str, bytes],
+    shards: Mapping[ClientId, Shard],
+    state: State,
+    federation: Federation,
+    identity: str,
+) -> bytes:
     """One line of JSON and one line with its SHA-256."""
+    clients = defaultdict(list)
+    for client, shard in sorted(shards.items()):
+        clients[shard].append(client)
     facts = {
         "format": FORMAT,
+        "protofed": __version__,
         "run": identity,
         "round": state.round,
-        "clients": sorted(state.memories),
+        "networks": _networks(federation),
+        "strikes": dict(state.strikes),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        "memories": {s.name: {"sha256": s.sha256, "clients": own} for s, own in clients.items()},
     }
     line = json.dumps(facts).encode()
     return line + b"\n" + hashlib.sha256(line).hexdigest().encode() + b"\n"
 
 
-def _read(path: Path, federation: Federation, identity: str) -> Checkpoint:
+def _networks(federation: Federation) -> dict[str, list[int]]:
+    """Names and shapes of the first client's weights."""
+    return {name: list(shape) for name, shape in federation.networks_of(federation.ids[0]).shapes.items()}
+
+
+def _read(path: Path, federation: Federation, identity: str | None, allowed: Collection[str]) -> Checkpoint:
     manifest = _checked_manifest(path)
+    _refuse_others(path, manifest, federation, identity, allowed)
+    files = {name: _checked(path / name, digest) for name, digest in manifest["files"].items()}
+    shards = _checked_shards(path.parent, manifest)
+    method, central = federation.method, federation.central(manifest["round"], "load")
+    server = moved(wire.decode(files[SERVER], method.init_server(central)), federation.runtime.device)
+    state = State(manifest["round"], server, {}, strikes=manifest["strikes"])
+    state = replace(state, memories=Memories(_shelf(path.parent, state, federation), shards, {}))
+    return Checkpoint(state, files[ROUNDS].decode())
+
+
+def _refuse_others(
+    path: Path, manifest: Mapping[str, Any], federation: Federation, identity: str | None, allowed: Collection[str]
+) -> None:
+    """Refuses what another run, other networks or another version has written."""
     if manifest["format"] != FORMAT:
         raise RunFailed(f"{path} has format {manifest['format']}, and this version of protofed reads {FORMAT}")
-    if manifest["run"] != identity:
-        raise RunFailed(f"{path} belongs to run {manifest['run']}, not to {identity}: its configuration differs")
-    files = {name: _checked_file(path / name, digest) for name, digest in manifest["files"].items()}
-    method, central = federation.method, federation.central(manifest["round"], "load")
-    server = wire.decode(files[SERVER], method.init_server(central))
-    bare = State(manifest["round"], server, {})
-    likes = {c: federation.memory_of(bare, c, method.message_for(server, c)) for c in manifest["clients"]}
-    memories = wire.decode(files[MEMORIES], likes)
-    return Checkpoint(State(manifest["round"], server, memories), files[ROUNDS].decode())
+    if manifest["protofed"] != __version__ and "protofed" not in allowed:
+        raise RunFailed(
+            f"{path} was saved by protofed {manifest['protofed']}, and this is {__version__}, which may compute "
+            "something else: --allow-config-change protofed goes on all the same"
+        )
+    if identity not in (None, manifest["run"]):
+        raise RunFailed(f"{path} belongs to run {manifest['run']}, not to {identity}: its configuration or data differ")
+    then, now = manifest["networks"], _networks(federation)
+    changed = [f"{n}: {then.get(n)} then, {now.get(n)} now" for n in {**then, **now} if then.get(n) != now.get(n)]
+    if changed:
+        raise RunFailed(f"{path} was saved with other networks ({'; '.join(changed[:5])})")
+
+
+def _checked_shards(folder: Path, manifest: Mapping[str, Any]) -> dict[ClientId, Shard]:
+    """Where each client's memory is, once all these files have been found whole."""
+    shards: dict[ClientId, Shard] = {}
+    for name, facts in manifest["memories"].items():
+        try:
+            with (folder / MEMORIES / name).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise Damaged(f"{MEMORIES}/{name}: {error}") from error
+        if digest != facts["sha256"]:
+            raise Damaged(f"{MEMORIES}/{name} does not have its checksum")
+        shards |= dict.fromkeys(facts["clients"], Shard(name, digest))
+    return shards
 
 
 def _checked_manifest(path: Path) -> dict[str, Any]:
@@ -154,7 +213,7 @@ def _checked_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _checked_file(path: Path, digest: str) -> bytes:
+def _checked(path: Path, digest: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -166,11 +225,34 @@ def _checked_file(path: Path, digest: str) -> bytes:
 
 def _is_whole(path: Path) -> bool:
     try:
-        for name, digest in _checked_manifest(path)["files"].items():
-            _checked_file(path / name, digest)
+        manifest = _checked_manifest(path)
+        for name, digest in manifest["files"].items():
+            _checked(path / name, digest)
+        _checked_shards(path.parent, manifest)
     except Damaged:
         return False
     return True
+
+
+def _tidy(folder: Path) -> None:
+    """Removes older checkpoints, what a killed run left half written, and memories that no checkpoint names. Nothing is
+    lost if that fails."""
+    try:
+        for path in (*_numbered(folder)[KEPT:], *folder.glob(".writing-*")):
+            disk.remove(path)
+        named = {name for path in _numbered(folder) for name in _memories_of(path)}
+        for path in (folder / MEMORIES).iterdir():
+            if path.name not in named:
+                disk.remove(path)
+    except OSError as error:
+        log.warning("%s: old files could not be removed: %s", folder, error)
+
+
+def _memories_of(path: Path) -> list[str]:
+    try:
+        return list(_checked_manifest(path)["memories"])
+    except Damaged:
+        return []
 
 
 def _numbered(folder: Path) -> list[Path]:

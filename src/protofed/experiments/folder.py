@@ -26,7 +26,8 @@ from pathlib import Path
 import torch
 
 from protofed.errors import BadInput
-from protofed.experiments.checkpoint import rounds_saved, sync, write_atomically
+from protofed.experiments import disk
+from protofed.experiments.checkpoint import rounds_saved, write_atomically
 from protofed.version import __version__
 
 log = logging.getLogger(__name__)
@@ -57,8 +58,20 @@ class RunFolder:
 
     def begin(self, config: str) -> None:
         """Writes down what is run, and where."""
-        write_atomically(self.path / "config.toml", config.encode())
+        self.write_config(config)
         write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2).encode())
+
+    def read_config(self) -> str:
+        path = self.path / "config.toml"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def write_config(self, config: str) -> None:
+        write_atomically(self.path / "config.toml", config.encode())
+
+    def change_config(self, config: str) -> None:
+        """The configuration from here on; the one so far stays beside it, named by the rounds that it was for."""
+        write_atomically(self.path / f"config-until-{self.rounds_saved}.toml", self.read_config().encode())
+        self.write_config(config)
 
     def warn_of_other_versions(self) -> None:
         """Says so if the run began with other software, which may change its last bits or more."""
@@ -73,33 +86,43 @@ class RunFolder:
         write_atomically(self.path / "done", b"")
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the folder for this process; refused if another one has it."""
+    def locked(self, steal: bool = False) -> Iterator[None]:
+        """Holds the folder for this process; refused if another one has it. A lock that a process on another machine
+        has left behind is taken only with `steal`: whether that process lives cannot be known here."""
         commit()  # asks git, whose process must not be born with the lock: it would outlive a killed run for a moment
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            sync(self.path.parent)
+            disk.sync(self.path.parent)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(
                 f"cannot write to {self.path}: {error.strerror}; choose another folder with --out"
             ) from error
         try:
-            self._take(handle)
+            self._take(handle, steal)
             yield
+            with contextlib.suppress(OSError):
+                os.ftruncate(handle, 0)  # it ended well: nobody need wonder
         finally:
             os.close(handle)
 
-    def _take(self, handle: int) -> None:
+    def _take(self, handle: int, steal: bool) -> None:
+        holder = os.read(handle, 200).decode(errors="replace").strip()
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(handle, 200).decode(errors="replace").strip() or "unknown"
-            raise BadInput(f"{self.path} is in use by another process ({holder}); wait for it or stop it") from None
+            raise BadInput(
+                f"{self.path} is in use by another process ({holder or 'unknown'}); wait for it or stop it"
+            ) from None
+        if holder and f" on {socket.gethostname()} since " not in holder and not steal:
+            raise BadInput(
+                f"{self.path} was in use on another machine ({holder}) and was not given back; "
+                "if nothing runs there any more, take it with --steal-lock"
+            )
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         with contextlib.suppress(OSError):  # the lock holds without the note on a full disk
             os.ftruncate(handle, 0)
-            os.write(handle, f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode())
+            os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0)
 
 
 VERSIONS = ("protofed", "python", "torch", "numpy", "scipy", "scikit-learn", "pillow", "matplotlib")

@@ -2,30 +2,36 @@
 
 import contextlib
 import json
+import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from protofed.errors import BadInput
+from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.auc import evaluate_areas
 from protofed.evaluation.clients import Judge, Judged, means
 from protofed.evaluation.domains import Scores, evaluate
 from protofed.evaluation.metrics import harmonic_mean
 from protofed.experiments import checkpoint
+from protofed.experiments.changes import refuse_changes
 from protofed.experiments.checkpoint import Checkpoint
 from protofed.experiments.folder import RunFolder
+from protofed.experiments.memories import Memories, Saved
 from protofed.method import ClientId, Reply
 from protofed.networks import Model
 from protofed.runtimes.federation import Federation
 from protofed.runtimes.placement import moved
 from protofed.runtimes.state import State
 from protofed.tree import Tree
+
+log = logging.getLogger(__name__)
 
 Summary = Literal["last_five", "last", "best"]
 
@@ -161,6 +167,8 @@ class Experiment:
     """The resolved configuration, as written into the folder."""
     identity: str = "unnamed"
     """The hash of the resolved configuration."""
+    on_save_error: Literal["stop", "warn"] = "stop"
+    """Whether a run whose state cannot be saved ends, or goes on and tries again after the next round."""
 
 
 def execute(
@@ -168,20 +176,32 @@ def execute(
     folder: RunFolder | None = None,
     *,
     resume: bool = False,
+    allowed_changes: Collection[str] = (),
+    steal_lock: bool = False,
     observer: Observer | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Runs to the end, or to the end of the round in which `should_stop` becomes true."""
-    with _threads(experiment.threads), folder.locked() if folder else contextlib.nullcontext():
+    """Runs to the end, or to the end of the round in which `should_stop` becomes true.
+
+    A run is resumed with the configuration that it was begun with. `allowed_changes` names settings, or sections, that
+    may differ (and `protofed`, if another version may go on); `steal_lock` takes a folder that a process on another
+    machine has left without giving it back.
+    """
+    with _threads(experiment.threads), folder.locked(steal_lock) if folder else contextlib.nullcontext():
         try:
-            return _Run(experiment, folder, observer or Silent()).go(resume, should_stop)
+            run = _Run(experiment, folder, observer or Silent(), allowed_changes)
+            return run.go(resume, should_stop)
         finally:
             experiment.federation.runtime.close()
 
 
 class _Run:
-    def __init__(self, experiment: Experiment, folder: RunFolder | None, observer: Observer) -> None:
+    def __init__(
+        self, experiment: Experiment, folder: RunFolder | None, observer: Observer, allowed: Collection[str]
+    ) -> None:
         self.experiment = experiment
+        self.allowed = allowed
+        self.unsaved = ""
         self.federation = replace(experiment.federation, on_client=observer.client)
         self.folder = folder
         self.observer = observer
@@ -191,6 +211,8 @@ class _Run:
     def go(self, resume: bool, should_stop: Callable[[], bool]) -> Result:
         with self.saver:
             state = self._rounds(resume, should_stop)
+        if self.unsaved:
+            raise RunFailed(f"the run came to its end, but its last state was not saved: {self.unsaved}")
         if state.round == self.federation.training.rounds and self.folder:
             self.folder.end()
         return Result(self.federation, state, tuple(self.rounds))
@@ -209,15 +231,13 @@ class _Run:
             self.rounds = parsed(saved.rounds)
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)
-            state, device = saved.state, self.federation.runtime.device
-            return replace(state, server=moved(state.server, device), memories=moved(state.memories, device))
+            return saved.state
         if self.folder:
             self.folder.begin(self.experiment.config)
         state = self.federation.start()
         if state.traffic:
             self.rounds.append(_line(state, len(self.federation.ids)))
-        self._save(state)
-        return state
+        return self._save(state)
 
     def _saved(self, resume: bool) -> Checkpoint | None:
         folder = self.folder
@@ -228,7 +248,13 @@ class _Run:
                 f"{folder.path} holds a run with {folder.rounds_saved} rounds done: "
                 "continue it with --resume (resume=True in Python), or choose another folder with --out"
             )
-        return checkpoint.load(folder.checkpoints, self.federation, self.experiment.identity)
+        then, now = folder.read_config(), self.experiment.config
+        has_changed = bool(then) and refuse_changes(then, now, self.allowed, str(folder.path))
+        identity = None if has_changed else self.experiment.identity
+        saved = checkpoint.load(folder.checkpoints, self.federation, identity, self.allowed)
+        if saved is not None and has_changed:
+            folder.change_config(now)
+        return saved
 
     def _one_round(self, state: State) -> State:
         clock = _Clock()
@@ -252,21 +278,39 @@ class _Run:
             clock.lap("evaluate", more=judge.seconds)
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
         self.rounds.append(result)
-        self._save(state)
+        state = self._save(state)
         self.observer.round(result)
         return state
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: State) -> State:
+        """The state to go on with: what has been saved of it need not be at hand any more."""
         if self.folder is None:
-            return
-        folder, identity = self.folder, self.experiment.identity
+            return state
         lines = "".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in self.rounds)
+        state = checkpoint.shelved(self.folder.checkpoints, state, self.federation)
+        state = _settled(state, self.saver.wait())
+        return _settled(state, self.saver.begin(partial(self._write, self.folder, Checkpoint(state, lines))))
 
-        def save() -> None:
-            checkpoint.save(folder.checkpoints, Checkpoint(state, lines), identity)
-            folder.write_rounds(lines)
+    def _write(self, folder: RunFolder, saved: Checkpoint) -> Saved | None:
+        """What was saved; nothing if that failed and the run may go on."""
+        try:
+            done = checkpoint.save(folder.checkpoints, saved, self.federation, self.experiment.identity)
+            folder.write_rounds(saved.rounds)
+        except RunFailed as error:
+            if self.experiment.on_save_error == "stop":
+                raise
+            self.unsaved = str(error)
+            log.error("SAVE_FAILED, going on without: %s", error)
+            return None
+        self.unsaved = ""
+        return done
 
-        self.saver.begin(save)
+
+def _settled(state: State, saved: Saved | None) -> State:
+    if saved is None:
+        return state
+    assert isinstance(state.memories, Memories)
+    return replace(state, memories=state.memories.settled(saved))
 
 
 class Saver:
@@ -274,30 +318,37 @@ class Saver:
 
     def __init__(self, behind: bool) -> None:
         self._pool = ThreadPoolExecutor(1) if behind else None
-        self._pending: Future[None] | None = None
+        self._pending: Future[Saved | None] | None = None
+        self._waited = 0.0
         self.seconds = 0.0
         """How long the run waited for the save that was begun last, and for the one before it."""
 
-    def begin(self, save: Callable[[], None]) -> None:
+    def begin(self, save: Callable[[], Saved | None]) -> Saved | None:
+        """What was saved, unless that happens behind."""
+        self.wait()
         begin = time.perf_counter()
-        self._wait()
+        done = None
         if self._pool is None:
-            save()
+            done = save()
         else:
             self._pending = self._pool.submit(save)
-        self.seconds = time.perf_counter() - begin
+        self.seconds, self._waited = self._waited + time.perf_counter() - begin, 0.0
+        return done
 
-    def _wait(self) -> None:
+    def wait(self) -> Saved | None:
+        """What has been saved behind since the last time, if anything."""
+        begin = time.perf_counter()
         pending, self._pending = self._pending, None
-        if pending is not None:
-            pending.result()
+        done = None if pending is None else pending.result()
+        self._waited += time.perf_counter() - begin
+        return done
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._wait()
+            self.wait()
         finally:
             if self._pool is not None:
                 self._pool.shutdown()

@@ -23,13 +23,16 @@ HEADER_BYTES = 4096
 NAME_BYTES = 256
 """Allowed for what a header says of one tensor, beside its name."""
 
+MOST_TOLD = 300
+"""Characters of what is said of a message that was refused; it may quote the message."""
+
 
 class Refused(Exception):
     """This message cannot be used."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
+        self.reason, self.detail = reason, printable(detail)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,11 @@ class Envelope:
             if type(getattr(ticket, own.name)) is not own.type:
                 raise Refused(Reason.UNDECODABLE, f"its ticket's {own.name} is not a {own.type}")
         return ticket
+
+
+def printable(text: str) -> str:
+    """What a stranger wrote, fit for logs and files: no line breaks, no control codes, no half characters."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MOST_TOLD])
 
 
 def sealed(ticket: Ticket, upload: Tree) -> Envelope:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.method import ClientId
-from protofed.runtimes.envelope import Envelope, Refused, bounds, digest, opened
+from protofed.runtimes.envelope import Envelope, Refused, bounds, digest, opened, printable
 from protofed.runtimes.jobs import Failure, Reason
 from protofed.tree import Tree
 
@@ -52,7 +52,9 @@ class Gate(Generic[T]):
         except Refused as refused:
             return Failure(client, refused.reason, refused.detail)
         except (TypeError, ValueError) as error:
-            return Failure(client, Reason.KEY_UNEXPECTED, str(error))
+            return Failure(client, Reason.KEY_UNEXPECTED, printable(str(error)))
+        except RecursionError:
+            return Failure(client, Reason.UNDECODABLE, "it is nested too deeply")
         found = self._unlike(given)
         if found is None and self._is_doubtful(client, given):
             found = self._bad_values(client, given)
@@ -67,7 +69,7 @@ class Gate(Generic[T]):
                 return Reason.KEY_MISSING, f"{path} is missing"
         for path in given:
             if path not in self._expected:
-                return Reason.KEY_UNEXPECTED, f"{path} was not asked for"
+                return Reason.KEY_UNEXPECTED, f"{printable(path)} was not asked for"
         for path, leaf in self._expected.items():
             found = _mismatch(given[path], leaf)
             if found:

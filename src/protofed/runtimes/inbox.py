@@ -73,7 +73,8 @@ class Inbox:
         if ticket.model != self._ticket.model:
             return Failure(client, Reason.WRONG_MODEL, "it answers a request for other tensors")
         if client not in self._awaited:
-            return Failure(client, Reason.DUPLICATE, "its reply is there already")
+            detail = "its reply is there already" if client in self._ids else "nobody asked it"
+            return Failure(client, Reason.DUPLICATE, detail)
         if time.monotonic() > self._deadline:
             return Failure(client, Reason.LATE, "its reply came after the deadline")
         return None
@@ -81,7 +82,9 @@ class Inbox:
     def _absence(self, client: ClientId) -> Failure:
         """What is said of a client from whom nothing came that counts."""
         if client in self._refused_of:
-            return self._refused_of[client]
+            failure = self._refused_of[client]
+            self.refused.remove(failure)
+            return failure
         if not self._was_asked(client):
             return Failure(client, Reason.LATE, "the deadline came before it was asked")
         raise RunFailed(f"the runtime lost client {client}: it gave back neither a reply nor a failure")

@@ -194,12 +194,11 @@ class Participants:
             self._kept[client] = outcome.memory
 
     def _note(self, refused: Sequence[Failure]) -> None:
-        """Messages that were thrown away; those of clients that are left out for them have been counted."""
+        """Messages that were thrown away without their client being left out."""
         for failure in refused:
-            if failure not in self._failures:
-                log.warning("%s: a message of client %s refused: %s: %s",
-                            self._where, failure.client, failure.reason, failure.detail)  # fmt: skip
-                self._refused[failure.reason] += 1
+            log.warning("%s: a message of client %s refused: %s: %s",
+                        self._where, failure.client, failure.reason, failure.detail)  # fmt: skip
+            self._refused[failure.reason] += 1
 
     def _require_enough(self, good: int, failures: Sequence[Failure]) -> None:
         minimum = self._federation.training.minimum_replies

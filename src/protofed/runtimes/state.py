@@ -1,5 +1,6 @@
 """What a run is, between two rounds."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,14 @@ class Traffic:
         return Traffic(self.down + other.down, self.up + other.up)
 
 
+class Shelved(Mapping[ClientId, Tree]):
+    """Memories that need not all be at hand, but can be had."""
+
+    @abstractmethod
+    def __or__(self, new: Mapping[ClientId, Tree]) -> "Shelved":
+        """With new ones in the place of old ones."""
+
+
 @dataclass(frozen=True)
 class State:
     """Everything that a run is, between two rounds."""
@@ -28,7 +37,7 @@ class State:
     round: int
     """The number of rounds done."""
     server: Tree
-    memories: dict[ClientId, Tree]
+    memories: dict[ClientId, Tree] | Shelved
     """What each client that has taken part keeps."""
     failures: tuple[Failure, ...] = ()
     """Of the last round, or of the setup if there was none yet."""

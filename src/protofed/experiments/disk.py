@@ -1,0 +1,79 @@
+"""Files that are whole or not there. Every step of a save goes through the system calls named here, one by one, so that
+a test can make any of them fail, stop the process at it, or say what a loss of power would leave."""
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def write(path: Path, data: bytes) -> None:
+    """The file, on the disk when this returns."""
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(handle, left) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync(folder: Path) -> None:
+    """Waits until a folder's list of names is on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def make(folder: Path) -> None:
+    """A folder, if it is not there yet."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder)
+        sync(folder.parent)
+
+
+def put(path: Path, data: bytes) -> None:
+    """The file is the old one or the new one, whatever happens."""
+    temporary = path.with_name(f".writing-{path.name}")
+    try:
+        write(temporary, data)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def put_folder(path: Path, files: dict[str, bytes]) -> None:
+    """A folder with these files appears at once; one that was there before is removed."""
+    temporary = path.with_name(f".writing-{path.name}")
+    try:
+        remove(temporary)  # left by a run that was killed while it wrote
+        os.mkdir(temporary)
+        for name, data in files.items():
+            write(temporary / name, data)
+        sync(temporary)
+        remove(path)
+        os.rename(temporary, path)
+        sync(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        raise
+
+
+def remove(path: Path) -> None:
+    """A file, or a folder of files, if it is there."""
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        os.unlink(path)
+        return
+    for name in names:
+        os.unlink(path / name)
+    os.rmdir(path)
