@@ -147,3 +147,10 @@ def test_a_mean_without_weight_is_an_error(weights: list[float]) -> None:
         mean.add({"a": torch.zeros(1)}, weight)
     with pytest.raises(RunFailed, match="there is no mean"):
         mean.value()
+
+
+def test_norms_by_hand() -> None:
+    leaves = [torch.tensor([3.0, 4.0]), torch.tensor([7]), torch.empty(0), torch.tensor([[-5.0]], dtype=torch.float64)]
+    assert tree.norms(leaves).tolist() == [5.0, 5.0]
+    assert tree.norms(leaves, torch.inf).tolist() == [4.0, 5.0]
+    assert tree.norms([torch.tensor([1])]).tolist() == []

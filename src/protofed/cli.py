@@ -3,9 +3,10 @@
 import contextlib
 import json
 import logging
+import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -19,6 +20,7 @@ from rich.table import Table
 from protofed.errors import BadInput, RunFailed
 from protofed.experiments import comparison
 from protofed.experiments import config as configuration
+from protofed.experiments.changes import refuse_changes
 from protofed.experiments.comparison import Comparison
 from protofed.experiments.describe import about, settings_of
 from protofed.experiments.folder import RunFolder
@@ -35,12 +37,12 @@ from protofed.reports.inspection import inspect as inspected
 from protofed.reports.tables import NOTE, domain_sheet
 from protofed.tasks import TASKS
 
-BAD_INPUT, RUN_FAILED, STOPPED = 2, 3, 130
+BAD_INPUT, RUN_FAILED, SIGNALLED = 2, 3, 128
 TAGS = get_args(Tag)
 
 app = typer.Typer(
     help="Federated learning with prototypes.",
-    epilog="Exit codes: 0 done, 2 bad input, 3 run failed, 130 stopped.",
+    epilog="Exit codes: 0 done, 2 bad input, 3 run failed, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -57,6 +59,9 @@ class Scale(StrEnum):
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 OutDir = Annotated[Path, typer.Option("--out", help="Where run folders go.")]
+Grace = Annotated[
+    float, typer.Option("--grace", min=0, help="Seconds that Ctrl-C or SIGTERM leaves for the end of the round.")
+]
 
 
 @app.command()
@@ -66,20 +71,42 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Overrides training.seed.")] = None,
     out_dir: OutDir = Path("results"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue where the run was stopped.")] = False,
+    run_folder: Annotated[
+        Path | None, typer.Option("--folder", help="The run's folder, instead of one in --out.")
+    ] = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-config-change", help="With --folder and --resume: a setting that may have changed."
+        ),
+    ] = None,
+    steal_lock: Annotated[
+        bool, typer.Option("--steal-lock", help="Take a folder that another machine has not given back.")
+    ] = False,
+    grace: Grace = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Run an experiment; its folder is named by the hash of its configuration."""
     overrides = [*(set_ or []), *([f"training.seed={seed}"] if seed is not None else [])]
     config = configuration.load(experiment, overrides)
-    folder = folder_of(config, out_dir)
-    if folder.is_done:
+    folder = RunFolder(run_folder) if run_folder else folder_of(config, out_dir)
+    if folder.is_done and not allow_change:
+        refuse_changes(folder.read_config(), config.toml(), (), str(folder.path))
         folder.warn_of_other_versions()
     else:
         advice = f"resume with the same command and --resume ({folder.path})"
-        with _stop_signal(advice) as should_stop, progress.observer(err if as_json else out) as observer:
-            result = execute(config.experiment(), folder, resume=resume, observer=observer, should_stop=should_stop)
+        with _stop_signal(advice, grace) as stop, progress.observer(err if as_json else out) as observer:
+            result = execute(
+                config.experiment(),
+                folder,
+                resume=resume,
+                allowed_changes=allow_change or (),
+                steal_lock=steal_lock,
+                observer=observer,
+                should_stop=stop.is_asked,
+            )
         if not result.is_complete:
-            raise typer.Exit(STOPPED)
+            raise typer.Exit(stop.code)
     _show(folder, as_json)
 
 
@@ -209,6 +236,7 @@ def compare(
     method: Annotated[list[str] | None, typer.Option(help="Only this method, likewise.")] = None,
     scale: Annotated[Scale, typer.Option(help="small: a sliver, to see that everything works.")] = Scale.FULL,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default one for each core.")] = None,
+    grace: Grace = 30.0,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on tasks with several seeds: tables and pictures, with the published numbers beside ours."""
@@ -219,27 +247,29 @@ def compare(
         tasks=task or [],
         methods=method or [],
     )
-    _compare(compared, out_dir, report or out_dir / "reports" / comparison_file.stem, as_json, jobs)
+    _compare(compared, out_dir, report or out_dir / "reports" / comparison_file.stem, as_json, jobs, grace)
 
 
-def _compare(compared: Comparison, out_dir: Path, report: Path, as_json: bool, jobs: int | None = None) -> None:
+def _compare(
+    compared: Comparison, out_dir: Path, report: Path, as_json: bool, jobs: int | None = None, grace: float = 30.0
+) -> None:
     """Runs what is not done yet, then reports on all; a failed run is a line of the report."""
     console, configs = err if as_json else out, compared.configs
     total = sum(config.training.rounds for config in configs)
     methods = ", ".join(next(iter(compared.runs.values())))
     console.print(f"{len(configs)} runs, {total} rounds: {methods}", highlight=False)
-    with _stop_signal("run the same command again to continue") as should_stop, progress.bar(console) as bar:
+    with _stop_signal("run the same command again to continue", grace) as stop, progress.bar(console) as bar:
         line = bar.add_task("rounds of all runs", total=total)
         outcomes = sweep(
             configs,
             out_dir,
             workers=jobs,
             progress=lambda done: bar.update(line, completed=done),
-            should_stop=should_stop,
+            should_stop=stop.is_asked,
         )
     failed = [outcome.failure for outcome in outcomes if outcome.failure]
     if not all(outcome.is_done or outcome.failure for outcome in outcomes):
-        raise typer.Exit(STOPPED)
+        raise typer.Exit(stop.code)
     path = reporting.write(compared, outcomes, report)
     parts = reporting.reports(compared, outcomes)
     if as_json:
@@ -265,7 +295,7 @@ def main() -> None:
     except RunFailed as error:
         _fail(error, RUN_FAILED)
     except KeyboardInterrupt:
-        _fail("stopped at once; what was saved is intact", STOPPED)
+        _fail("stopped at once; what was saved is intact", SIGNALLED + signal.SIGINT)
 
 
 def _fail(error: Exception | str, code: int) -> None:
@@ -273,21 +303,46 @@ def _fail(error: Exception | str, code: int) -> None:
     sys.exit(code)
 
 
+class _Stop:
+    """The wish to stop."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+
+    def is_asked(self) -> bool:
+        return bool(self.signal)
+
+    @property
+    def code(self) -> int:
+        return SIGNALLED + self.signal
+
+
 @contextlib.contextmanager
-def _stop_signal(advice: str) -> Iterator[Callable[[], bool]]:
-    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the round; the second stops at once."""
-    asked: list[int] = []
+def _stop_signal(advice: str, grace: float) -> Iterator[_Stop]:
+    """Turns the first Ctrl-C or SIGTERM into a wish to stop after the round. A second one, or the end of the grace,
+    ends the process at once: whatever it was writing is whole or not there, and processes that work for it end too."""
+    stop = _Stop()
 
     def ask(number: int, frame: Any) -> None:
-        asked.append(number)
-        err.print(f"stopping after this round; {advice}", style="yellow", markup=False, soft_wrap=True)
-        for known, handler in before.items():
-            signal.signal(known, handler)
+        if stop.is_asked():
+            end_at_once(number, frame)
+        stop.signal = number
+        signal.setitimer(signal.ITIMER_REAL, max(grace, 1e-3))
+        err.print(
+            f"stopping after this round, or in {grace:g} s; {advice}", style="yellow", markup=False, soft_wrap=True
+        )
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    def end_at_once(number: int, frame: Any) -> None:
+        err.show_cursor()
+        err.print("stopped at once; what was saved is intact", style="red")
+        os._exit(stop.code)
+
+    handlers = {signal.SIGINT: ask, signal.SIGTERM: ask, signal.SIGALRM: end_at_once}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield lambda: bool(asked)
+        yield stop
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
 

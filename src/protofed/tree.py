@@ -1,6 +1,6 @@
 """Records: immutable trees of tensors, and the arithmetic that federated learning does on them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
 
@@ -55,6 +55,16 @@ def with_leaves(like: T, new: Sequence[Tensor]) -> T:
     """The tree with the structure of `like` and these leaves."""
     rebuilt: T = pytree.tree_unflatten(list(new), pytree.tree_structure(like))
     return rebuilt
+
+
+def norms(tensors: Iterable[Tensor], order: float = 2) -> Tensor:
+    """The norm of each tensor of numbers with a point that is not empty, in float64 and one kernel or few."""
+    floats = [leaf for leaf in tensors if leaf.is_floating_point() and leaf.numel()]
+    if not floats:
+        return torch.zeros(0, dtype=torch.float64)
+    found = torch._foreach_norm(floats, order)
+    kinds = dict.fromkeys(norm.dtype for norm in found)
+    return torch.cat([torch.stack([norm for norm in found if norm.dtype == kind]).double() for kind in kinds])
 
 
 def squared_distance(a: Params, b: Params) -> Tensor:

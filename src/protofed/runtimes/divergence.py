@@ -40,9 +40,8 @@ def are_finite(fits: Sequence[tuple[Params, Iterable[Tensor]]]) -> list[bool]:
 
 def _largest(params: Params, losses: Iterable[Tensor]) -> Tensor:
     """The sum of the largest sizes: not finite if and only if one of the values is not."""
-    floats = [leaf for leaf in params.values() if leaf.is_floating_point() and leaf.numel()]
-    sizes = [*torch._foreach_norm(floats, torch.inf), *(loss.detach() for loss in losses)]
-    return torch.stack([size.double().reshape(()) for size in sizes]).sum()
+    sizes = tree.norms(params.values(), torch.inf)
+    return torch.cat([sizes, *(loss.detach().double().reshape(1) for loss in losses)]).sum()
 
 
 def explained(request: Fit, fit: Callable[[Fit], Params]) -> Diverged:

@@ -80,9 +80,9 @@ class Gate(Generic[T]):
         """Whether any value needs a closer look, in one look at the device: asking for each would make it wait for
         each."""
         enrolled = self._limits.enrolled.get(client, inf)
-        floats = [leaf for leaf in given.values() if leaf.is_floating_point() and leaf.numel()]
-        limit = min(self._limits.max_norm, FLOAT32_MAX) / max(1, len(floats))  # an overflow is looked at closely too
-        flags = [~(norm.double() <= limit) for norm in torch._foreach_norm(floats)] if floats else []
+        norms = tree.norms(given.values())
+        limit = min(self._limits.max_norm, FLOAT32_MAX) / max(1, len(norms))  # an overflow is looked at closely too
+        flags = [(~(norms <= limit)).any()] if len(norms) else []
         for path, name in self._names.items():
             leaf = given[path]
             if name in COUNTS:
@@ -130,8 +130,7 @@ def non_finite(memory: Tree) -> str:
     """Where a record holds values that are not finite; empty if nowhere."""
     given = tree.named_leaves(memory)
     floats = {path: leaf for path, leaf in given.items() if leaf.is_floating_point() and leaf.numel()}
-    sizes = torch._foreach_norm(list(floats.values()), torch.inf) if floats else []
-    if not floats or torch.stack([size.double() for size in sizes]).isfinite().all():
+    if tree.norms(floats.values(), torch.inf).isfinite().all():
         return ""
     return next(path for path, leaf in floats.items() if not leaf.isfinite().all())
 
