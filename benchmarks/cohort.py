@@ -6,7 +6,8 @@ wall-clock time of whole rounds, with the server's work and an evaluation on all
 floor is one model that takes the batches of all clients as one, in a plain loop with channels last: the same arithmetic
 in the largest pieces. Rows are measured one after another in one process.
 
-Run it with `python benchmarks/cohort.py --out cohort.json`.
+Run it with `python benchmarks/cohort.py --out cohort.json`; `--read cohort.json --figure cohort.svg` draws what a run
+has found.
 """
 
 import argparse
@@ -170,11 +171,45 @@ def hardware() -> dict[str, str]:
     }
 
 
+BARS = {
+    "plain eager loop": ("plain loop, tf32", "#bbbbbb"),
+    "protofed, sequential": ("protofed, sequential", "#66ccee"),
+    "protofed, cohort": ("fedavg", "#4477aa"),
+    "one model at the batch of all": ("floor, tf32", "#ccbb44"),
+}
+
+
+def draw(found: list[dict[str, Any]], path: Path) -> None:
+    """A client's step by each way of training, in tf32, one panel for each protocol."""
+    from matplotlib.figure import Figure
+
+    works = list(dict.fromkeys(row["work"] for row in found))
+    figure = Figure(figsize=(4.2 * len(works), 2.5), layout="constrained")
+    for axis, work in zip(figure.subplots(1, len(works), squeeze=False)[0], works, strict=True):
+        for height, (method, colour) in enumerate(reversed(BARS.values())):
+            rows = [r for r in found if r["work"] == work and r["method"] == method]
+            value = next(
+                r["step_ms"] for r in rows if r.get("precision", "tf32") == "tf32" and r.get("repeatable", True)
+            )
+            axis.barh(height, value, color=colour)
+            axis.text(value * 1.1, height, f"{value:.3g}", va="center", fontsize=9)
+        axis.set(xscale="log", xlim=(0.01, 40), xlabel="ms for a client's step")
+        axis.set_yticks(range(len(BARS)), list(reversed(BARS)) if work == works[0] else [])
+        axis.set_title(work, fontsize=9)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+    figure.savefig(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--read", type=Path, help="draw what this file holds, and measure nothing")
+    parser.add_argument("--figure", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose title holds this")
     options = parser.parse_args()
+    if options.read:
+        draw(json.loads(options.read.read_text())["rows"], options.figure)
+        return
     torch.set_num_threads(1)  # as a run does
     found: list[dict[str, Any]] = []
     print("| work | method | precision | repeatable | ms a step | round / steps | executor | first, s | GiB |")
@@ -205,6 +240,8 @@ def main() -> None:
                 print(f"| {work.title} | {title} | | | {value:.4f} | | | | |", flush=True)
     if options.out:
         options.out.write_text(json.dumps({"hardware": hardware(), "rows": found}, indent=1) + "\n")
+    if options.figure:
+        draw(found, options.figure)
 
 
 if __name__ == "__main__":
