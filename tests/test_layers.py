@@ -85,13 +85,33 @@ def test_methods_never_import_a_runtime() -> None:
     assert not any("runtimes" in own_imports(path) for path in files)
 
 
-BANNED_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"}
+BANNED_MODULES = {
+    *("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"),
+    *("tarfile", "zipfile", "zipimport"),  # users unpack archives themselves: one that is not opened cannot escape
+    "multiprocessing",  # its pipes and queues carry pickles
+}
 BANNED_BUILTINS = {"eval", "exec", "compile", "__import__"}
-BANNED_CALLS = {"torch.load", "os.system", "os.popen"}
+BANNED_CALLS = {
+    *("torch.load", "torch.save", "torch.jit.load", "torch.hub.load", "torch.multiprocessing", "pandas.read_pickle"),
+    *("concurrent.futures.ProcessPoolExecutor", "concurrent.futures.process.ProcessPoolExecutor"),
+    *("os.system", "os.popen", "shutil.unpack_archive", "tempfile.mktemp"),
+}
+SAFE_SWITCHES = {"shell": "False", "allow_pickle": "False", "trust_remote_code": "False"}
+ALLOWED = {
+    "runtimes/workers.py": (
+        {"import multiprocessing"},
+        "a pipe between a process and its own fork, open to nobody else",
+    ),
+    "experiments/sweep.py": (
+        {"import multiprocessing", "concurrent.futures.ProcessPoolExecutor"},
+        "a pipe between a process and those that it started itself, open to nobody else",
+    ),
+}
+"""The exceptions, by file, and the reason for each."""
 
 
 def faults(code: ast.Module) -> Iterator[str]:
-    """What could run code that comes with data, or a shell."""
+    """What could run code that comes with data, or a shell, or write beyond a folder."""
     aliases = {}
     for node in ast.walk(code):
         if isinstance(node, ast.Import):
@@ -100,21 +120,29 @@ def faults(code: ast.Module) -> Iterator[str]:
             aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     for name in imported(code):
         if name.split(".")[0] in BANNED_MODULES:
-            yield f"import {name}"
+            yield f"import {name.split('.')[0]}"
+        if name in BANNED_CALLS:
+            yield name
     for node in ast.walk(code):
         if isinstance(node, ast.Attribute | ast.Name):
             words = ast.unparse(node).split(".")
             full = ".".join([aliases.get(words[0], words[0]), *words[1:]])
             if full in BANNED_CALLS or full in BANNED_BUILTINS:
                 yield full
-        is_switch = isinstance(node, ast.keyword) and node.arg in ("shell", "allow_pickle")
-        if is_switch and ast.unparse(node.value) != "False":
+        if isinstance(node, ast.keyword) and ast.unparse(node.value) != SAFE_SWITCHES.get(
+            str(node.arg), ast.unparse(node.value)
+        ):
             yield ast.unparse(node)
+        is_import = isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "import_module"
+        if is_import and not (node.args and isinstance(node.args[0], ast.Constant)):
+            yield f"{ast.unparse(node)}, which data may name"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_nothing_can_run_what_comes_as_data(path: Path) -> None:
-    assert list(faults(parsed(path))) == []
+    """Row S7; that no archive is opened is row D3's."""
+    allowed, _ = ALLOWED.get(path.relative_to(SOURCE / "protofed").as_posix(), (set[str](), ""))
+    assert set(faults(parsed(path))) == allowed
 
 
 @pytest.mark.parametrize(
@@ -133,6 +161,22 @@ def test_nothing_can_run_what_comes_as_data(path: Path) -> None:
         "import subprocess\nsubprocess.run('x', shell=True)",
         "import os\nos.system('x')",
         "import marshal, cloudpickle",
+        "import dill, shelve",
+        "import torch\ntorch.save({}, 'x')",
+        "from torch import save as keep\nkeep({}, 'x')",
+        "import torch\ntorch.jit.load('x')",
+        "import numpy as np\nnp.load('x', allow_pickle=switch)",
+        "import tarfile",
+        "from zipfile import ZipFile",
+        "import shutil\nshutil.unpack_archive('x')",
+        "from shutil import unpack_archive",
+        "import tempfile\ntempfile.mktemp()",
+        "import multiprocessing.connection",
+        "from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor()",
+        "__import__(name)",
+        "import importlib\nimportlib.import_module(name)",
+        "from importlib import import_module\nimport_module(f'{x}')",
+        "load_dataset('x', trust_remote_code=True)",
     ],
 )
 def test_the_ban_sees_what_it_bans(code: str) -> None:
@@ -146,6 +190,11 @@ def test_the_ban_sees_what_it_bans(code: str) -> None:
         "model.eval()",
         "import re\nre.compile('x')",
         "import numpy as np\nnp.load('x', allow_pickle=False)",
+        "import importlib\nimportlib.import_module('pyarrow')",
+        "import tempfile\ntempfile.TemporaryDirectory()",
+        "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor()",
+        "from safetensors.torch import save\nsave({})",
+        "f(timeout=True)",
     ],
 )
 def test_the_ban_lets_harmless_code_pass(code: str) -> None:

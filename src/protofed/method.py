@@ -294,6 +294,8 @@ class Reply(Generic[Upload, Memory]):
 
 
 Step = Callable[[Local, Message, Memory], Coroutine[Any, Any, Reply[Upload, Memory]]]
+Objections = Iterator[tuple[str, str]]
+"""Settings, and why they cannot be."""
 Uploads = Iterable[tuple[ClientId, Upload]]
 """Accepted uploads in canonical order, to be read once: the next client may only train when the last is consumed."""
 
@@ -380,6 +382,11 @@ class Method(ABC, Generic[Server, Message, Memory, Upload]):
     retrains_classifier: ClassVar[bool] = False
     """Of a wrapper: whether its server retrains the base's classifier on features."""
 
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+        """What of a run's settings this method cannot work with: the setting, `training.batch_size` or one of its own,
+        and why. The task is not known before it is built."""
+        return iter(())
+
     # ---- the server's half
 
     def networks(self, task: Task, client: ClientId) -> Parts:
@@ -449,3 +456,14 @@ class Method(ABC, Generic[Server, Message, Memory, Upload]):
         classes = torch.arange(scores.shape[-1], device=scores.device)
         truth = (batch.y[:, None] == classes).double() * batch.weight[:, None]  # (B, C)
         return truth.T @ (scores.argmax(-1)[:, None] == classes).double()
+
+
+def objections(
+    method: Method[Any, Any, Any, Any], optimizer: Optimizer, batch_size: int, task: Task | None, where: str = "method"
+) -> Objections:
+    """What a method and those that it goes around cannot work with; each setting by its whole name."""
+    for setting, why in method.objections(optimizer, batch_size, task):
+        yield setting if setting.startswith("training.") else f"{where}.{setting}", why
+    base = getattr(method, "base", None)
+    if isinstance(base, Method):
+        yield from objections(base, optimizer, batch_size, task, f"{where}.base")

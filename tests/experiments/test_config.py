@@ -45,35 +45,42 @@ def test_a_file_becomes_method_training_and_task(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "line", "message"),
     [
-        (("temperature", "temprature"), "method.temprature: unknown key; did you mean 'temperature'?"),
-        (('"fpl"', '"fpll"'), "method.name: 'fpll' is unknown; did you mean 'fpl'?"),
-        (('"minidigits"', '"minidigit"'), "task.name: 'minidigit' is unknown; did you mean 'minidigits'?"),
-        (('name = "sgd"', 'name = "sdg"'), "training.optimizer.name: 'sdg' is unknown; did you mean 'sgd'?"),
-        (('name = "fpl"', ""), "method.name: is missing; one of fpl, fedseproto,"),
-        (("lr = 0.1", "lr = -0.1"), "training.optimizer.lr: must be greater than 0, not -0.1"),
-        (("lr = 0.1", "lr = nan"), "training.optimizer.lr: must be a finite number"),
-        (("lr = 0.1", 'lr = "0.1"'), "training.optimizer.lr: must be a valid number, not '0.1'"),
-        (("lr = 0.1", "learning_rate = 0.1"), "training.optimizer.learning_rate: unknown key"),
-        (("rounds = 4", "rounds = 0"), "training.rounds: must be greater than or equal to 1, not 0"),
-        (("rounds = 4", "rounds = 4.5"), "training.rounds: must be a valid integer, not 4.5"),
-        (("rounds = 4", "round = 4"), "training.round: unknown key; did you mean 'rounds'?"),
-        (("rounds = 4", "fraction = 1.5"), "training.fraction: must be less than or equal to 1, not 1.5"),
-        (("[training.optimizer]", "[runtime]"), "runtime.lr: unknown key"),
-        (("[training]", "[trainig]"), "trainig: unknown section; did you mean 'training'?"),
-        (("temperature = 0.05", "consistency = 1"), "method.consistency: must be a valid boolean, not 1"),
+        (("temperature", "temprature"), 7, "method.temprature: unknown key; did you mean 'temperature'?"),
+        (('"fpl"', '"fpll"'), 6, "method.name: 'fpll' is unknown; did you mean 'fpl'?"),
+        (('"minidigits"', '"minidigit"'), 3, "task.name: 'minidigit' is unknown; did you mean 'minidigits'?"),
+        (('name = "sgd"', 'name = "sdg"'), 14, "training.optimizer.name: 'sdg' is unknown; did you mean 'sgd'?"),
+        (('name = "fpl"', ""), None, "method.name: is missing; one of fpl, fedseproto,"),
+        (("lr = 0.1", "lr = -0.1"), 15, "training.optimizer.lr: must be greater than 0, not -0.1"),
+        (("lr = 0.1", "lr = nan"), 15, "training.optimizer.lr: must be a finite number"),
+        (("lr = 0.1", 'lr = "0.1"'), 15, "training.optimizer.lr: must be a valid number, not '0.1'"),
+        (("lr = 0.1", "learning_rate = 0.1"), 15, "training.optimizer.learning_rate: unknown key"),
+        (("momentum = 0.9", ""), 13, "training.optimizer: nesterov = true needs a momentum above 0"),
+        (("rounds = 4", "rounds = 0"), 10, "training.rounds: must be greater than or equal to 1, not 0"),
+        (("rounds = 4", "rounds = 4.5"), 10, "training.rounds: must be a valid integer, not 4.5"),
+        (("rounds = 4", "round = 4"), 10, "training.round: unknown key; did you mean 'rounds'?"),
+        (("rounds = 4", "fraction = 1.5"), 10, "training.fraction: must be less than or equal to 1, not 1.5"),
+        (("rounds = 4", "lr = 0.1"), 10, "training.lr: unknown key; it is a key of [training.optimizer]"),
+        (("[training.optimizer]", "[runtime]"), 15, "runtime.lr: unknown key; it is a key of [training.optimizer]"),
+        (("[training]", "[trainig]"), 9, "trainig: unknown section; did you mean 'training'?"),
+        (("[training.optimizer]", "[optimizer]"), 13, "optimizer: unknown section; it is a key of [training]"),
+        (("temperature = 0.05", "consistency = 1"), 7, "method.consistency: must be a valid boolean, not 1"),
         (
             ("temperature = 0.05", 'finch_level = "middle"'),
+            7,
             "method.finch_level: must be 'last' or 'first', not 'middle'",
         ),
     ],
 )
-def test_a_mistake_names_file_and_key(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+def test_a_mistake_names_file_line_and_key(
+    tmp_path: Path, change: tuple[str, str], line: int | None, message: str
+) -> None:
     path = written(tmp_path, GOOD.replace(*change, 1))
     with pytest.raises(BadInput) as caught:
         config.load(path)
-    assert f"{path}: {message}" in str(caught.value)
+    place = path if line is None else f"{path}:{line}"
+    assert f"{place}: {message}" in str(caught.value)
 
 
 def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
@@ -118,6 +125,8 @@ def test_overrides_change_values_and_are_blamed_for_their_mistakes(tmp_path: Pat
         config.load(path, ["method.temperature"])
     with pytest.raises(BadInput, match="'rounds' is a value, not a section"):
         config.load(path, ["training.rounds.x=1"])
+    with pytest.raises(BadInput, match=r"^--set: runtim: unknown section; did you mean 'runtime'"):
+        config.load(path, ["runtim.threads=1"])
 
 
 def test_the_resolved_configuration_reads_back_as_itself(tmp_path: Path) -> None:

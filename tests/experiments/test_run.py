@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import protofed
 from experiment_doubles import parts, small_experiment, small_task
 from protofed import BadInput, Data, RunFailed, Task, wire
-from protofed.experiments import checkpoint, config
+from protofed.experiments import config
 from protofed.experiments.config import EvaluationSettings
 from protofed.experiments.folder import RunFolder
 from protofed.experiments.run import METRICS, Experiment, Result, Round, Saver, at_home, execute, parsed, summarised
@@ -390,7 +390,7 @@ def test_a_folder_is_not_resumed_on_other_data(tmp_path: Path) -> None:
     first = protofed.run("fedavg", task, **settings)
     assert protofed.run("fedavg", task, **settings).rounds == first.rounds
     changed = replace(task, clients={**task.clients, "c0": task.clients["c0"].rows(torch.arange(5))})
-    with pytest.raises(BadInput, match="task.fingerprint: .* then, .* now"):
+    with pytest.raises(BadInput, match=r"task.fingerprint: .* then, .* now"):
         protofed.run("fedavg", changed, **settings)
 
 
@@ -417,7 +417,7 @@ def test_a_folder_is_not_resumed_with_another_transform(tmp_path: Path) -> None:
     task = Task({"a": images}, {"t": images}, 3, lambda client: mlp(16, 3), transform=protofed.Transform())
     settings = {"rounds": 1, "epochs": 1, "batch_size": 8, "folder": tmp_path, "resume": True}
     protofed.run("fedavg", task, **settings)
-    with pytest.raises(BadInput, match="task.fingerprint: .* then, .* now"):
+    with pytest.raises(BadInput, match=r"task.fingerprint: .* then, .* now"):
         protofed.run("fedavg", replace(task, transform=protofed.Transform(flip=True)), **settings)
 
 

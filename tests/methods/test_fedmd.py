@@ -82,7 +82,7 @@ def test_the_double_is_the_method_on_a_task_with_public_examples() -> None:
 
 
 def test_a_task_without_public_examples_is_refused() -> None:
-    with pytest.raises(BadInput, match="FedMD needs public examples, and the task has none"):
+    with pytest.raises(BadInput, match="FedMD needs public examples, and the task small has none"):
         federation(FedMD(), dataclasses.replace(TASK, public=None)).start()
 
 

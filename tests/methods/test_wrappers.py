@@ -94,7 +94,7 @@ def test_a_classifier_that_reads_no_features_is_not_retrained_on_them(wrapper: t
 
 
 def test_ga_refuses_a_base_in_which_its_weights_would_not_count() -> None:
-    with pytest.raises(BadInput, match='set weighting = "examples" for the base'):
+    with pytest.raises(BadInput, match=r'method.base.weighting: .* set it to "examples"'):
         federation(GA(base=FedDyn(weighting="uniform"))).start()
 
 

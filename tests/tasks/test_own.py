@@ -183,9 +183,11 @@ def test_a_damaged_file_ends_the_task_by_name_unless_it_may_be_skipped(
     (tmp_path / "north/a/00.png").write_bytes(b"no image")
     with pytest.raises(BadInput, match=r"00\.png: not an image.*skip_damaged = true"):
         settings.build()
-    task = Own(str(tmp_path), pixels=8, skip_damaged=True).build()
+    with pytest.raises(BadInput, match=r"1 of 8 files are damaged, more than max_damaged = 0\.01"):
+        Own(str(tmp_path), pixels=8, skip_damaged=True).build()
+    task = Own(str(tmp_path), pixels=8, skip_damaged=True, max_damaged=0.125).build()
     assert sorted(shades(task, "train", "north") + shades(task, "test", "north")) == [1, 2, 3, 4, 5, 6, 7]
-    assert "1 damaged files are left out, the first: " in caplog.text
+    assert f"1 of 8 files are damaged and left out:\n  {tmp_path / 'north/a/00.png'}: not an image" in caplog.text
 
 
 def test_the_seed_draws_the_test_set_and_nothing_else_does(tmp_path: Path, draw: Draw) -> None:
@@ -259,8 +261,8 @@ def test_a_folder_whose_images_are_all_damaged_is_refused_even_if_they_may_be_sk
     tmp_path: Path, draw: Draw
 ) -> None:
     draw("north/a/1.png").write_bytes(b"no image")
-    with pytest.raises(BadInput, match="no image can be decoded"):
-        Own(str(tmp_path), skip_damaged=True).build()
+    with pytest.raises(BadInput, match="1 of 1 files are damaged"):
+        Own(str(tmp_path), skip_damaged=True, max_damaged=0.99).build()
 
 
 # ---- tables

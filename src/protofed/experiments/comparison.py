@@ -19,7 +19,8 @@ from typing import Any, get_args
 
 from protofed.errors import BadInput
 from protofed.experiments import config
-from protofed.experiments.config import Config, Table
+from protofed.experiments.config import Config, Place, Table
+from protofed.experiments.lines import Key
 from protofed.experiments.run import Summary
 from protofed.experiments.sections import nearest
 
@@ -54,12 +55,12 @@ def load(
     methods: Sequence[str] = (),
 ) -> Comparison:
     """The comparison in a file; of its tasks and methods only these, by their labels, if some are named."""
-    table = config.read(path)
+    table, place = config.document(path)
     for key, chosen in (("tasks", tasks), ("methods", methods)):
         known = _labelled(table, key, str(path))
         _refuse_unknown(chosen, known, f"{path}: {key}")
         table[key] = {label: own for label, own in known.items() if label in chosen} if chosen else known
-    return parse(_only_known(table), str(path), is_small=is_small, overrides=overrides)
+    return parse(_only_known(table), str(path), is_small=is_small, overrides=overrides, place=place)
 
 
 def _only_known(table: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +78,9 @@ def _only_known(table: dict[str, Any]) -> dict[str, Any]:
     return {**table, "methods": methods, "published": published}
 
 
-def parse(table: Table, source: str, *, is_small: bool = False, overrides: Iterable[str] = ()) -> Comparison:
+def parse(
+    table: Table, source: str, *, is_small: bool = False, overrides: Iterable[str] = (), place: Place | None = None
+) -> Comparison:
     """The comparison in a table; `overrides` are set in every run."""
     for key in table:
         if key not in KEYS:
@@ -95,7 +98,14 @@ def parse(table: Table, source: str, *, is_small: bool = False, overrides: Itera
         _refuse_unknown(on, tasks, f"{source}: methods.{method}.on")
         sections = merged(table.get("common", {}), tasks[task], own, on.get(task, {}), small)
         sections = {key: value for key, value in sections.items() if value}
-        where = f"{source} ({method} on {task})"
+        layers: list[Key] = [("small",)] if is_small else []
+        layers += [("methods", method, "on", task), ("methods", method), ("tasks", task), ("common",)]
+
+        def where(key: Key) -> str:
+            """The line of the last section that has the key, which is the one that counts."""
+            found = (place((*layer, *key)) for layer in layers) if place else ()
+            return f"{next((one for one in found if one != source), source)} ({method} on {task})"
+
         return tuple(config.parse(sections, where, [*overrides, f"training.seed={seed}"]) for seed in seeds)
 
     runs = {task: {method: configs(task, method) for method in methods} for task in tasks}

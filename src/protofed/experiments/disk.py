@@ -28,10 +28,10 @@ def sync(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """A folder, if it is not there yet."""
+    """A folder, if it is not there yet; its name is on the disk when this returns, whoever made it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(folder)
-        sync(folder.parent)
+    sync(folder.parent)
 
 
 def put(path: Path, data: bytes) -> None:

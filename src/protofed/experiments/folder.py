@@ -100,9 +100,11 @@ class RunFolder:
             ) from error
         try:
             self._take(handle, steal)
-            yield
-            with contextlib.suppress(OSError):
-                os.ftruncate(handle, 0)  # it ended well: nobody need wonder
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(handle, 0)  # nothing works here any more: nobody need wonder
         finally:
             os.close(handle)
 

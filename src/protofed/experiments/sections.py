@@ -4,50 +4,97 @@ The fields of the dataclass, their types and ranges are the schema: there is no 
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, fields
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from protofed.errors import BadInput
+from protofed.experiments.lines import Key
 
 T = TypeVar("T")
 
+LONGEST = 120
+"""Characters of a user's own words that a message repeats."""
 
-class Problem(Exception):
+
+@dataclass(frozen=True)
+class Problem:
     """Something wrong with the value at a key."""
 
-    def __init__(self, key: str, what: str) -> None:
-        super().__init__(key, what)
-        self.key, self.what = key, what
+    key: Key
+    what: str
+    others: tuple[Key, ...] = ()
+    """The keys that it contradicts."""
+
+
+@dataclass(frozen=True)
+class UnknownKey(Problem):
+    known: tuple[str, ...] = ()
+    """What could stand in its place."""
 
 
 class Problems(Exception):
     """Everything that is wrong with a section."""
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
+    def __init__(self, problems: Iterable[Problem], rest: Any = None) -> None:
         super().__init__()
         self.all = tuple(problems)
+        self.rest = rest
+        """What the section would be without the keys that are wrong; None if it would be nothing."""
 
 
 def filled(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     """An instance of the dataclass with these values, or all that is wrong with them."""
+    key, known = tuple(where.split(".")), field_names(cls)
+    unknown = [UnknownKey((*key, word), "unknown key", known=known) for word in values if word not in known]
+    if unknown:
+        return joined(unknown, lambda: filled(cls, {word: values[word] for word in known if word in values}, where))
     try:
-        checked = _schema(cls)(**values)
+        checked = _schema(cls)(**values)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise Problems(_problem(cls, detail, where) for detail in error.errors()) from None
-    return cls(**{f.name: getattr(checked, f.name) for f in fields(cls)})  # type: ignore[arg-type]
+        problems = [_problem(detail, key, values) for detail in error.errors()]
+        raise Problems(problems, _without(cls, values, where, {p.key[len(key)] for p in problems})) from None
+    own = {name: getattr(checked, name) for name in known}
+    changed = [name for name, value in values.items() if _is_other_kind(value, own[name])]
+    if changed:
+        problems = [Problem((*key, name), f"must be a whole number, not {shown(values[name])}") for name in changed]
+        raise Problems(problems, _without(cls, values, where, set(changed)))
+    try:
+        return cls(**own)
+    except BadInput as error:
+        raise Problems([Problem(key, str(error))]) from None
 
 
 def named(registry: Mapping[str, type[T]], values: Mapping[str, Any], where: str) -> T:
     """An instance of the registered class that `name` names, filled with the other values."""
+    key = tuple(where.split("."))
     name = values.get("name")
-    if name is None:
-        raise Problems([Problem(f"{where}.name", f"is missing; one of {', '.join(registry)}")])
+    if "name" not in values:
+        known = ("name", *{word: None for cls in registry.values() for word in field_names(cls)})
+        unknown = [UnknownKey((*key, word), "unknown key", known=known) for word in values if word not in known]
+        raise Problems([Problem((*key, "name"), f"is missing; one of {', '.join(registry)}"), *unknown])
     if not isinstance(name, str) or name not in registry:
-        raise Problems([Problem(f"{where}.name", f"{name!r} is unknown{nearest(str(name), registry)}")])
-    return filled(registry[name], {key: value for key, value in values.items() if key != "name"}, where)
+        raise Problems([Problem((*key, "name"), f"{shown(name)} is unknown{nearest(str(name), registry)}")])
+    return filled(registry[name], {word: value for word, value in values.items() if word != "name"}, where)
+
+
+def joined(problems: Sequence[Problem], build: Callable[[], T]) -> T:
+    """What is built, unless there were problems before or are now."""
+    try:
+        built = build()
+    except Problems as found:
+        raise Problems([*problems, *found.all], found.rest) from None
+    if problems:
+        raise Problems(problems, built)
+    return built
+
+
+def field_names(cls: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(cls))
 
 
 def chosen(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
@@ -58,26 +105,72 @@ def chosen(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or what there is to choose from."""
+    """`; did you mean 'x'?`, or what there is to choose from. Capitals, dashes and spaces do not count."""
     known = list(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
+    forms = {_letters(own): own for own in known}
+    close = difflib.get_close_matches(_letters(word), forms, n=1, cutoff=0.5)
+    return f"; did you mean {forms[close[0]]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
 
 
+def written(key: Key) -> str:
+    """A key as TOML writes it; a word that only looks like another shows what it is made of."""
+    return clipped(".".join(word if _is_bare(word) else json.dumps(word) for word in key))
+
+
+def shown(value: Any) -> str:
+    """A user's value in a message."""
+    return clipped(repr(value))
+
+
+def clipped(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _letters(word: str) -> str:
+    return "".join(letter for letter in word.lower() if letter.isalnum())
+
+
+def _is_bare(word: str) -> bool:
+    return word.isascii() and word.replace("_", "").replace("-", "").isalnum()
+
+
+def _is_other_kind(given: Any, read: Any) -> bool:
+    """Whether a literal such as 1 was given as `true` or 1.0, which Python takes for equal."""
+    return type(read) is int and type(given) is not int
+
+
+def _without(cls: type[T], values: Mapping[str, Any], where: str, wrong: set[str]) -> T | None:
+    try:
+        return filled(cls, {word: value for word, value in values.items() if word not in wrong}, where)
+    except Problems:
+        return None
+
+
+@cache
 def _schema(cls: type) -> type[BaseModel]:
     hints = get_type_hints(cls, include_extras=True)
     own: dict[str, Any] = {}
     for f in fields(cls):
         default = f.default if f.default_factory is MISSING else f.default_factory()
         own[f.name] = (hints[f.name], ... if default is MISSING else default)
-    config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+    config = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     schema: type[BaseModel] = create_model(cls.__name__, __config__=config, **own)
     return schema
 
 
-def _problem(cls: type, detail: Any, where: str) -> Problem:
-    key = ".".join([where, *(str(word) for word in detail["loc"][:1])])
-    if detail["type"] == "extra_forbidden":
-        return Problem(key, f"unknown key{nearest(str(detail['loc'][0]), [f.name for f in fields(cls)])}")
+def _problem(detail: Any, where: Key, values: Mapping[str, Any]) -> Problem:
     what = detail["msg"].replace("Input should be", "must be")
-    return Problem(key, f"{what}, not {detail['input']!r}")
+    return Problem((*where, *_given(detail["loc"], values)), f"{what}, not {shown(detail['input'])}")
+
+
+def _given(place: tuple[str | int, ...], values: Any) -> Key:
+    """The words of a place that are keys of the user's; the others are pydantic's, such as the branch of a union."""
+    first, *deeper = place
+    words = [str(first)]
+    inner = values.get(first)
+    for word in deeper:
+        if not isinstance(inner, Mapping) or word not in inner:
+            break
+        words.append(str(word))
+        inner = inner[word]
+    return tuple(words)

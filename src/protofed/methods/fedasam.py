@@ -22,7 +22,7 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.errors import BadInput
-from protofed.method import Central, ClientId, Local, NonNegative, Reply, Uploads
+from protofed.method import Central, ClientId, Local, NonNegative, Objections, Reply, Task, Uploads
 from protofed.methods.averaging import averaged
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.networks import Model
@@ -49,6 +49,12 @@ class FedASAM(GlobalModel[Nothing]):
     """Whether the server averages the global models of the last rounds (SWA)."""
     averaging_start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """The share of the rounds after which the averaging starts."""
+
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+        if not isinstance(optimizer, Sgd | Adam):
+            kind = type(optimizer).__name__.lower()
+            what = f"FedASAM makes the optimiser sharpness-aware itself: take sgd or adam, not {kind}"
+            yield "training.optimizer.name", what
 
     def init_server(self, central: Central) -> Averaged:
         sharpness_aware(central.optimizer, self.rho, self.eta)  # refuses here what no client could train with

@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, NonNegative, Reply, Task, Uploads
+from protofed.method import Central, ClientId, Local, NonNegative, Objections, Reply, Task, Uploads
 from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
 from protofed.methods.feddyn import drift_penalty, mean_upload, moved, undrifted, zeros
-from protofed.methods.fednova import plain
+from protofed.methods.fednova import needs_sgd
 from protofed.methods.scaffold import inner_product, mean_gradient
 from protofed.networks import Model
+from protofed.optim import Optimizer
 from protofed.tree import Params, record
 
 
@@ -77,8 +78,10 @@ class FedDC(GlobalModel[Decoupling]):
     weighting: Weighting = "uniform"
     """Whether clients count the same in means and by examples in their objectives, or by examples in means."""
 
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+        return needs_sgd("FedDC", optimizer)
+
     def init_server(self, central: Central) -> Decoupled:
-        plain(central.optimizer, "FedDC")  # refuses here what no client could train with
         params = super().init_server(central).params
         zero = zeros(params, central.networks.trainable)
         return Decoupled(params, zero, zero, relative_sizes(central.task, self.weighting))

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from protofed.data import Batch, Data
 from protofed.errors import BadInput
-from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Uploads
+from protofed.method import Central, ClientId, Local, Method, Objections, Objective, Reply, Task, Uploads
 from protofed.networks import Model
+from protofed.optim import Optimizer
 from protofed.tree import Mean, Params, record
 
 Count = Annotated[int, Ge(1)]
@@ -66,6 +67,10 @@ class FedMD(Method[Consensus, Consensus, OwnModel, Scores]):
     private = ("*",)
 
     # ---- the server's half
+
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+        if task is not None and task.public is None:
+            yield "name", f"FedMD needs public examples, and the task {task.name} has none"
 
     def init_server(self, central: Central) -> Consensus:
         size = min(self.alignment_size, len(public_of(central)))

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.errors import BadInput
-from protofed.method import Central, Local, Reply, Uploads
+from protofed.method import Central, Local, Objections, Reply, Task, Uploads
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.networks import Model
 from protofed.optim import Optimizer, Sgd
@@ -40,8 +40,10 @@ class NormalisedUpload(WeightUpload):
 class FedNova(GlobalModel[Nothing]):
     tags = ("global",)
 
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+        return needs_sgd("FedNova", optimizer)
+
     def init_server(self, central: Central) -> Weights:
-        plain(central.optimizer, "FedNova")  # refuses here what no client could train with
         return super().init_server(central)
 
     def upload_like(self, server: Weights, central: Central) -> NormalisedUpload:
@@ -69,6 +71,13 @@ class FedNova(GlobalModel[Nothing]):
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))
+
+
+def needs_sgd(method: str, optimizer: Optimizer) -> Objections:
+    """The objection to any other optimiser: the way that it goes must be a sum of gradients in known proportions."""
+    if not isinstance(optimizer, Sgd):
+        kind = type(optimizer).__name__.lower()
+        yield "training.optimizer.name", f"{method} is defined for clients that train with sgd, not {kind}: take sgd"
 
 
 def plain(optimizer: Optimizer, method: str) -> Sgd:

@@ -32,11 +32,11 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed.data import Batch, Data
-from protofed.errors import BadInput
-from protofed.method import Central, ClientId, Clients, Local, Reply, Uploads
+from protofed.method import Central, ClientId, Clients, Local, Objections, Reply, Task, Uploads
 from protofed.methods.families import Enclosing, GlobalModel, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.networks import Model
+from protofed.optim import Optimizer
 from protofed.seeds import generator
 from protofed.tree import Params, Tree, record
 
@@ -81,9 +81,11 @@ class GA(Enclosing):
 
     # ---- the server's half
 
-    def init_server(self, central: Central) -> Adjusted:
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
         if getattr(self.base, "weighting", "examples") != "examples":
-            raise BadInput('GA: its weights would not count in a plain mean: set weighting = "examples" for the base')
+            yield "base.weighting", 'the weights of GA would not count in a plain mean: set it to "examples"'
+
+    def init_server(self, central: Central) -> Adjusted:
         sizes = {client: len(data) if self.start == "examples" else 1 for client, data in central.task.clients.items()}
         total = sum(sizes.values())
         shares = {c: torch.tensor(sizes[c] / total, dtype=torch.float64) for c in sorted(sizes)}

@@ -29,9 +29,10 @@ from torch import Tensor
 
 from protofed.data import Batch
 from protofed.errors import BadInput
-from protofed.method import Central, NonNegative, Positive, Uploads
+from protofed.method import Central, NonNegative, Objections, Positive, Task, Uploads
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.networks import Model
+from protofed.optim import Optimizer
 from protofed.prototypes.alignment import own_statistics
 from protofed.tree import Mean, Nothing, Params
 
@@ -48,6 +49,10 @@ class GRACE(GlobalModel[Nothing]):
     """β, the weight of the distance between covariances."""
     server_rate: Positive = 1.0
     """η_s, how far the server goes towards the mean."""
+
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+        if batch_size < 2:
+            yield "training.batch_size", "GRACE halves its batches: set it to 2 or more"
 
     def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
         """The mean by numbers of examples and agreement, which needs all updates side by side."""

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from protofed.data import Batch
-from protofed.method import Central, Local, Positive, Reply, Uploads
+from protofed.method import Central, Local, Objections, Positive, Reply, Task, Uploads
 from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
 from protofed.methods.feddyn import mean_upload, zeros
-from protofed.methods.fednova import num_gradients, plain
+from protofed.methods.fednova import needs_sgd, num_gradients, plain
 from protofed.networks import Model
+from protofed.optim import Optimizer
 from protofed.tree import Params, record
 
 
@@ -55,8 +56,10 @@ class Scaffold(GlobalModel[ControlVariate]):
     weighting: Weighting = "uniform"
     """Whether clients count the same, or by their numbers of examples."""
 
+    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+        return needs_sgd("SCAFFOLD", optimizer)
+
     def init_server(self, central: Central) -> Controlled:
-        plain(central.optimizer, "SCAFFOLD")  # refuses here what no client could train with
         params = super().init_server(central).params
         return Controlled(params, zeros(params, central.networks.trainable))
 

@@ -17,7 +17,7 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
 
     first = next(iter(runs.values()))[0]
     panels = [*next(r for r in first if r.is_evaluated).domains, "average"]
-    figure = Figure(figsize=(3.1 * len(panels), 3.4), layout="constrained")
+    figure = Figure(figsize=(3.1 * len(panels) + 1.2, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, panel in zip(axes, panels, strict=True):
         for (method, seeds), colour in zip(runs.items(), COLOURS, strict=False):
@@ -33,7 +33,7 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("accuracy, %")
     axes[0].set_ylim(0, 100)
-    axes[-1].legend(frameon=False, loc="lower right", fontsize=9)
+    axes[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
     figure.suptitle(title, fontsize=12)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

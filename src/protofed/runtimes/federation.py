@@ -13,7 +13,7 @@ import torch
 from annotated_types import Ge, Gt, Interval
 
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
-from protofed.method import Central, ClientId, Local, Method, Reply, Task
+from protofed.method import Central, ClientId, Local, Method, Reply, Task, objections
 from protofed.networks import Networks
 from protofed.optim import Optimizer, Sgd
 from protofed.runtimes.divergence import Diverged
@@ -75,9 +75,14 @@ class Federation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", self.runtime.placed(self.task))
-        minimum, sampled = self.training.minimum_replies, len(self.sampled(0))
-        if minimum > sampled:
-            raise BadInput(f"training.minimum_replies is {minimum}, but only {sampled} clients take part in a round")
+        t, sampled = self.training, len(self.sampled(0))
+        problems = [f"{key}: {why}" for key, why in objections(self.method, t.optimizer, t.batch_size, self.task)]
+        if t.minimum_replies > sampled:
+            problems.append(
+                f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
+            )
+        if problems:
+            raise BadInput("\n".join(problems))
 
     def start(self) -> State:
         return self._attempted(self._setup, State(0, None, {}))

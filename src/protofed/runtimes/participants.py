@@ -147,7 +147,12 @@ class Participants:
         """With this phase's refusals; a good upload makes up for all."""
         struck = {failure.client for failure in self._failures if failure.reason not in TROUBLES}
         counted = {client: count for client, count in self._state.strikes.items() if client not in self._good - struck}
-        return counted | {client: counted.get(client, 0) + 1 for client in sorted(struck)}
+        new = {client: counted.get(client, 0) + 1 for client in sorted(struck)}
+        for client, count in new.items():
+            if count == self._federation.training.quarantine:
+                log.warning("%s: client %s is in quarantine: %d of its uploads in a row were refused",
+                            self._where, client, count)  # fmt: skip
+        return counted | new
 
     def _timed(self, outcomes: Iterator[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
         """The outcomes, and a note of how long they were waited for."""

@@ -191,6 +191,8 @@ def _kept(target: Path, origin: list[Stamp]) -> dict[str, Split] | None:
     if not os.path.lexists(target):
         return None
     try:
+        if target.is_symlink():
+            raise _Damaged("it is a link, and nothing but what was written here is read")
         index = _index(target)
         if index["made_from"] != origin:
             return None
@@ -212,6 +214,8 @@ def _index(target: Path) -> dict[str, Any]:
 def _split(target: Path, entries: Mapping[str, Any], number: int) -> Split:
     def examples(part: str) -> Examples:
         x, y = (_array(target, f"{number}-{part}-{letter}", entries) for letter in "xy")
+        if x.ndim < 2 or y.shape != x.shape[:1] or y.dtype != np.int64:
+            raise _Damaged(f"index.json gives {part} inputs {x.shape} and labels {y.shape} of type {y.dtype}")
         return Examples(x, y)
 
     return Split(examples("train"), examples("test"))

@@ -1,6 +1,7 @@
 """The publisher's files below the folder of data: where they are, what they hold, and whether they have changed.
 
-Nothing outside the folder is read, whatever links say, and no file is read or unfolded beyond a size known beforehand.
+Nothing outside the folder is read, whatever links say, and no file is read or unfolded beyond a size known beforehand,
+nor beyond what a file of its size can honestly hold.
 """
 
 import bz2
@@ -17,6 +18,7 @@ from typing import TypeVar
 
 from protofed.errors import BadInput
 from protofed.sources.examples import Dataset, Split
+from protofed.sources.formats import unfolded_limit
 
 log = logging.getLogger(__name__)
 
@@ -102,12 +104,14 @@ def content(path: Path, limit: int) -> bytes:
     """The whole file, unfolded if it ends in .gz or .bz2; refused beyond `limit` bytes, without unfolding the rest."""
     opened: dict[str, Callable[..., gzip.GzipFile | bz2.BZ2File]] = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File}
     try:
+        most = unfolded_limit(path.stat().st_size, limit)
         with opened.get(path.suffix, open)(path, "rb") as file:
-            data: bytes = file.read(limit + 1)
+            data: bytes = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise BadInput(f"it cannot be read to its end ({error})") from error
-    if len(data) > limit:
-        raise BadInput(f"it holds more than the {limit} bytes that were expected")
+    if len(data) > most:
+        of_its_size = "" if most == limit else " of a file of its size"
+        raise BadInput(f"it holds more than the {most} bytes that were expected{of_its_size}")
     return data
 
 

@@ -37,6 +37,8 @@ Labelled = Sequence[tuple[Path, int]]
 """Image files, and the class of each."""
 
 MOST_TEXT = 16 * 2**20
+MOST_LETTERS = 120
+"""Of a name in a message."""
 
 
 @dataclass(frozen=True)
@@ -254,9 +256,9 @@ def check_listed(names: Sequence[str], there: Mapping[str, object], source: Path
 
 
 def shortened(words: Sequence[str], most: int = 8) -> str:
-    """A list for a message, its end left out where it is long."""
+    """A list for a message, its end left out where it is long, and so the end of each word."""
     rest = f" and {len(words) - most} more" if len(words) > most else ""
-    return ", ".join(words[:most]) + rest
+    return ", ".join(word if len(word) <= MOST_LETTERS else f"{word[:MOST_LETTERS]}…" for word in words[:most]) + rest
 
 
 OFFICE_FOLDERS = DomainFolders(

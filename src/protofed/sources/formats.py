@@ -30,9 +30,19 @@ MATLAB_PLAIN_UINT8 = b"\x09\x00"  # the class, and no flag for complex numbers
 
 CIFAR_SIDE = 32
 
+MOST_UNFOLDING = 100
+"""How many times its size a compressed file may unfold to; images of handwriting unfold to less than ten times."""
+ALWAYS_UNFOLDED = 16 * 2**20
+"""What any file may unfold to, however small it is."""
+
 LIBSVM_NUMBER = rb"[-+]?[0-9]+(?:\.[0-9]*)?(?:[eE][-+]?[0-9]{1,3})?"
 LIBSVM_VALUE = lru_cache(maxsize=1 << 14)(float)  # grey values come again and again: three times as fast
 LIBSVM_LINE = re.compile(rb"[0-9]{1,3}(?: [0-9]{1,6}:" + LIBSVM_NUMBER + rb")* ?")
+
+
+def unfolded_limit(size: int, limit: int) -> int:
+    """How many bytes so many compressed bytes may unfold to, where at most `limit` are expected."""
+    return min(limit, max(ALWAYS_UNFOLDED, MOST_UNFOLDING * size))
 
 
 def idx(data: bytes, dimensions: int) -> Bytes:
@@ -143,13 +153,13 @@ def _matlab_array(matrix: memoryview) -> tuple[str, Bytes | None]:
 
 
 def _inflated(body: memoryview, limit: int) -> bytes:
-    stream = zlib.decompressobj()
+    stream, most = zlib.decompressobj(), unfolded_limit(len(body), limit)
     try:
-        data = stream.decompress(body, limit + 1)
+        data = stream.decompress(body, most + 1)
     except zlib.error as error:
         raise BadInput(f"a compressed variable is damaged ({error})") from error
-    if len(data) > limit:
-        raise BadInput("it unfolds to more bytes than were expected")
+    if len(data) > most:
+        raise BadInput(f"it unfolds to more bytes than were expected, {most} for a variable of its size")
     if not stream.eof:
         raise BadInput("a compressed variable is cut off")
     return data

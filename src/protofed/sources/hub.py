@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from protofed.errors import BadInput
 from protofed.sources.examples import Examples, Split
 from protofed.sources.files import inside
+from protofed.sources.folders import shortened
 from protofed.sources.images import check_inside, check_memory, decoded, decoded_bytes
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -105,6 +106,10 @@ def _loaded(library: Any, source: str) -> tuple[Any, tuple[Path, ...]]:
     for part in parts.values() if isinstance(parts, dict) else ():
         for file in part.cache_files:
             check_inside(Path(file["filename"]), Path(place))
+        try:
+            part.data.validate(full=True)  # offsets that lead out of the file would end the process, not the reading
+        except Exception as error:  # the library's own kinds of errors
+            raise BadInput(f"{source}: its tables are damaged ({error}): save it again") from error
     return parts, (Path(place),)
 
 
@@ -159,8 +164,9 @@ def _decoded(value: Any, rows: _Rows, row: int, pixels: int) -> NDArray[np.uint8
     if not isinstance(named, str):
         raise BadInput(f"{where}: has no image")
     # A row of a set from elsewhere could name any file of this machine.
-    for home in rows.homes:
+    for home in rows.homes if "\0" not in named else ():
         path = home / named
         if inside(home, path):
             return decoded(path, pixels)
-    raise BadInput(f"{where}: its image is the file {named}, outside {' and '.join(map(str, rows.homes))}")
+    homes = " and ".join(map(str, rows.homes))
+    raise BadInput(f"{where}: its image is the file {shortened([named])}, outside {homes}")

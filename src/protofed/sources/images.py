@@ -181,4 +181,5 @@ def _entries(folder: Path, root: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(".") and Path(entry.name).suffix.lower() in SUFFIXES and entry.is_file()
+    """By its name: what is no ordinary file, such as a pipe, is refused when it is to be read, and not passed over."""
+    return not entry.name.startswith(".") and Path(entry.name).suffix.lower() in SUFFIXES and not entry.is_dir()

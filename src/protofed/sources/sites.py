@@ -107,6 +107,8 @@ def image_sites(root: Path) -> ImageSites:
         for name, inner in classes.items():
             kept = {path.name for path in files[site][name]}
             ignored += [inner / other for other in sorted(_seen(inner)) if other not in kept]
+    _refuse_capitals(root, "sites", files)
+    _refuse_capitals(root, "classes", (name for classes in files.values() for name in classes))
     return ImageSites(files, tuple(ignored))
 
 
@@ -144,6 +146,15 @@ def _folders_in(folder: Path, root: Path) -> tuple[dict[str, Path], list[Path]]:
         else:
             found[composed(name)] = path
     return found, others
+
+
+def _refuse_capitals(root: Path, what: str, names: Iterable[str]) -> None:
+    """Refuses names that differ in capitals only: they mean one thing, and half of all systems hold them for one."""
+    spelt: dict[str, str] = {}
+    for name in names:
+        other = spelt.setdefault(name.casefold(), name)
+        if other != name:
+            raise BadInput(f"{root}: the {what} {other!r} and {name!r} differ in capitals only: spell them alike")
 
 
 def _seen(folder: Path) -> list[str]:
@@ -202,8 +213,8 @@ def read_tables(root: Path) -> tuple[dict[str, Table], list[str]]:
         site = composed(path.stem)
         try:
             check_inside(path, root)
-            if site in tables:
-                raise BadInput(f"{path}: site {site!r} has another table, {tables[site].source}: keep one")
+            for other in (other for other in tables if other.casefold() == site.casefold()):
+                raise BadInput(f"{path}: site {site!r} has another table, {tables[other].source}: keep one")
             tables[site] = _one_separator(read_table(path))
         except BadInput as error:
             faults.append(str(error))

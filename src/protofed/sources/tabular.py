@@ -21,13 +21,14 @@ from itertools import islice
 from math import fsum
 from operator import add
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofed.errors import BadInput
 from protofed.sources.files import inside
+from protofed.sources.parquet_pages import unfolded_bytes
 
 Kind = Literal["numeric", "categorical"]
 Cells = tuple[str | None, ...]
@@ -36,6 +37,8 @@ MISSING = frozenset({"", "?", "NA", "NaN", "nan"})
 """What a missing value is written as, after blanks at both ends are taken off."""
 MOST_BYTES = 1 << 29
 """Of a file, and of what is in it once it is decompressed."""
+MOST_LINE = 4 * 2**20
+"""Letters of one line: 2 000 columns of a thousand letters each are half of it."""
 MOST_ROWS = 1_000_000
 MOST_COLUMNS = 2_000
 MOST_CELLS = 20_000_000
@@ -43,6 +46,9 @@ MOST_CATEGORIES = 200
 LARGEST = 1e30
 """The largest magnitude of a number: its square still has room in float64."""
 
+_PLAIN = r"(null|bool|u?int\d+|halffloat|float|double|(large_)?string)"
+FLAT = re.compile(rf"{_PLAIN}|dictionary<values={_PLAIN}, .*>")
+"""The types of Parquet columns that are read, by pyarrow's names."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 
 
@@ -106,7 +112,7 @@ def read_csv(path: Path, names: Sequence[str] | None = None) -> Table:
     """
     check_size(path)
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(_lines(file, path), strict=True)
         try:
             names = _names(next(reader, []) if names is None else names, str(path))
             rows = list(_rows(reader, len(names), path))
@@ -125,11 +131,16 @@ def read_parquet(path: Path) -> Table:
     """A Parquet file with flat columns of text, numbers and truth values; needs pyarrow."""
     check_size(path)
     pyarrow, parquet = _pyarrow()
+    size = unfolded_bytes(path)
+    if size > MOST_BYTES:
+        raise BadInput(f"{path}: holds {size} bytes, the most is {MOST_BYTES}; divide it")
     try:
         with parquet.ParquetFile(path) as file:
             _check_parquet(file, path)
-            columns = {name: _column(file, name, path) for name in file.schema_arrow.names}
-            rows = file.metadata.num_rows
+            names, rows = file.schema_arrow.names, file.metadata.num_rows
+        # As a dictionary, a long text that comes a million times is there once.
+        with parquet.ParquetFile(path, read_dictionary=names) as file:
+            columns = {name: _column(file, name) for name in names}
     except (pyarrow.ArrowException, OSError) as error:
         raise BadInput(f"{path}: cannot be read as Parquet ({error}); write it again") from None
     return Table(columns, str(path), range(1, rows + 1), "row")
@@ -148,7 +159,7 @@ def file_below(root: Path, name: str, obtain: str) -> Path:
 def check_size(path: Path) -> None:
     """Refuses what is not a plain file, or too large."""
     if not path.is_file():
-        raise BadInput(f"{path}: there is no such file")
+        raise BadInput(f"{path}: there is no such file, or it is no ordinary one")
     if path.stat().st_size > MOST_BYTES:
         raise BadInput(f"{path}: has {path.stat().st_size} bytes, the most is {MOST_BYTES}; divide it")
 
@@ -313,6 +324,14 @@ def _names(found: Sequence[str], source: str) -> list[str]:
     return names
 
 
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file; one that is too long is refused before all of it is read."""
+    while line := file.readline(MOST_LINE + 1):
+        if len(line) > MOST_LINE:
+            raise BadInput(f"{path}: a line has more than {MOST_LINE} letters; export it again as CSV")
+        yield line
+
+
 def _rows(reader: Any, width: int, path: Path) -> Iterator[tuple[int, Cells]]:
     """The line on which each row ends, and its cells."""
     count = 0
@@ -349,18 +368,23 @@ def _check_parquet(file: Any, path: Path) -> None:
     if file.metadata.num_rows == 0:
         raise BadInput(f"{path}: has no rows; expected one for each example")
     _check_rows(file.metadata.num_rows, len(file.schema_arrow.names), str(path))
-    size = sum(file.metadata.row_group(k).total_byte_size for k in range(file.metadata.num_row_groups))
-    if size > MOST_BYTES:
-        raise BadInput(f"{path}: holds {size} bytes, the most is {MOST_BYTES}; divide it")
+    for name, kind in zip(file.schema_arrow.names, file.schema_arrow.types, strict=True):
+        if not FLAT.fullmatch(str(kind)):
+            raise BadInput(f"{path}: column {name!r} has values of type {kind}, expected text, numbers or truth values")
 
 
-def _column(file: Any, name: str, path: Path) -> Cells:
-    values = file.read(columns=[name]).column(name).to_pylist()
-    for row, value in enumerate(values, 1):
-        if not (value is None or isinstance(value, str | bool | int | float)):
-            kind = type(value).__name__
-            raise BadInput(f"{path}, row {row}: column {name!r} has a {kind}, expected text, a number or a truth value")
-    return tuple(None if value is None else _cell(_text(value)) for value in values)
+def _column(file: Any, name: str) -> Cells:
+    column = file.read(columns=[name]).column(name)
+    column.validate(full=True)  # text may be no text, and a place in a dictionary may lie outside of it
+    return tuple(cell for chunk in column.chunks for cell in _cells(chunk))
+
+
+def _cells(chunk: Any) -> list[str | None]:
+    """The values of a part of a column; equal ones of a dictionary are one object."""
+    if hasattr(chunk, "dictionary"):
+        known = _cells(chunk.dictionary)
+        return [None if index is None else known[index] for index in chunk.indices.to_pylist()]
+    return [None if value is None else _cell(_text(value)) for value in chunk.to_pylist()]
 
 
 def _text(value: str | float) -> str:

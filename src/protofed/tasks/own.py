@@ -40,6 +40,8 @@ IMAGE_NETWORKS: dict[str, Callable[[int, int], Parts]] = {
     "cnn3": models.cnn3,
     "resnet10": models.resnet10,
 }
+MOST_LISTED = 100
+"""Damaged files that are named one by one."""
 ONLY_SIDE = {"small_cnn": 28}
 """Networks that read images of one size."""
 
@@ -81,6 +83,9 @@ class Own:
     """Of images: 3 for colours, 1 for grey."""
     skip_damaged: bool = False
     """Of images: whether files that cannot be decoded are left out; otherwise they end the run."""
+    max_damaged: Annotated[float, Interval(ge=0, lt=1)] = 0.01
+    """Of images: the largest share of all files that `skip_damaged` may leave out; beyond it a whole folder may be bad.
+    """
     model: Literal["small_cnn", "cnn2", "cnn3", "resnet10", "mlp"] | None = None
     """The network; small_cnn reads images of 28 pixels. Unless given, cnn3 for images and mlp for tables."""
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.25
@@ -227,11 +232,24 @@ def _decoded(
             samples[site], inputs[site] = sample, torch.from_numpy(x)
         else:
             log.warning("task own: %s has no images and is left out", site)
-    if damaged:
-        log.warning("task own: %d damaged files are left out, the first: %s", len(damaged), damaged[0])
-    if not samples:
-        raise BadInput("task own: no image can be decoded; `protofed data inspect` says why")
+    _check_damage(damaged, sum(len(paths) for classes in files.values() for paths in classes.values()), settings)
     return samples, inputs
+
+
+def _check_damage(damaged: Sequence[str], count: int, settings: Own) -> None:
+    """Says which files are left out; refuses to go on where they are too many."""
+    if not damaged:
+        return
+    listed = "".join(f"\n  {fault}" for fault in damaged[:MOST_LISTED])
+    if len(damaged) > MOST_LISTED:
+        listed += f"\n  and {len(damaged) - MOST_LISTED} more, which `protofed data inspect` names"
+    found = f"task own: {len(damaged)} of {count} files are damaged"
+    if len(damaged) > settings.max_damaged * count:
+        raise BadInput(
+            f"{found}, more than max_damaged = {settings.max_damaged:g} of them: get them again, remove them, or raise "
+            f"max_damaged in [task]:{listed}"
+        )
+    log.warning("%s and left out:%s", found, listed)
 
 
 def _read(labelled: Sequence[tuple[Path, str]], settings: Own, damaged: list[str]) -> tuple[Sample, NDArray[np.uint8]]:

@@ -55,6 +55,8 @@ def _image_lines(settings: Own) -> list[str]:
         f"channels = {settings.channels}",
         "# Whether files that cannot be decoded are left out; otherwise they end the run.",
         f"skip_damaged = {'true' if settings.skip_damaged else 'false'}",
+        "# The largest share of all files that may be left out so; more end the run.",
+        f"max_damaged = {settings.max_damaged}",
         "# The network: small_cnn for 28 pixels; cnn2, cnn3 or resnet10, from small to large, for any size.",
         f"model = {_quoted(settings.model or '')}",
     ]

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from statistics import median_low
 from typing import Literal
@@ -25,6 +26,9 @@ def inspected_images(path: Path, wishes: Own) -> Inspection:
     known, damaged = _described(listing)
     samples = {site: sample for site, sample in _samples(listing, known).items() if sample.labels}
     settings = _image_settings(wishes, [*known.values()])
+    if wishes.skip_damaged and damaged:  # whoever says so has seen them, and no more than these
+        share = ceil(1000 * len(damaged) / listing.count) / 1000
+        settings = replace(settings, max_damaged=min(0.999, max(settings.max_damaged, share)))
     sides = divisions(samples, settings.test_fraction, settings.seed)
     findings = [
         *_damage(damaged, wishes.skip_damaged),
