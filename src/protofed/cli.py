@@ -76,9 +76,7 @@ def run(
     ] = None,
     allow_change: Annotated[
         list[str] | None,
-        typer.Option(
-            "--allow-config-change", help="With --folder and --resume: a setting that may have changed."
-        ),
+        typer.Option("--allow-config-change", help="With --folder and --resume: a setting that may have changed."),
     ] = None,
     steal_lock: Annotated[
         bool, typer.Option("--steal-lock", help="Take a folder that another machine has not given back.")

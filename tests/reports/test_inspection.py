@@ -470,8 +470,18 @@ def test_every_setting_of_the_file_is_explained(kind: str, request: pytest.Fixtu
     keys = [line.split(" = ")[0] for line in lines if " = " in line and not line.startswith("#")]
     images = ["pixels", "channels", "skip_damaged", "max_damaged"]
     own = images if kind == "scans" else ["label", "leave_out", "categorical"]
-    assert keys[: 4 + len(own)] == ["name", "path", "kind", *own, "model"]
-    assert keys[7:] == ["test_fraction", "seed", "name", "rounds", "epochs", "batch_size", "seed", "optimizer"]
+    first = ["name", "path", "kind", *own, "model"]
+    assert keys[: len(first)] == first
+    assert keys[len(first) :] == [
+        "test_fraction",
+        "seed",
+        "name",
+        "rounds",
+        "epochs",
+        "batch_size",
+        "seed",
+        "optimizer",
+    ]
     unexplained = [b for a, b in itertools.pairwise(lines) if " = " in b and not a.startswith("#") and b[0] != "#"]
     # The kind follows from the path, and one comment is for the share and the seed of its draw.
     assert [line.split(" = ")[0] for line in unexplained] == ["name", "kind", "seed"]
