@@ -206,10 +206,9 @@ def at_rate(optimizer: Optimizer, lr: Any) -> Optimizer:
 
 
 def halved(optimizer: Optimizer, times: int) -> Optimizer:
-    """The same with the learning rate halved so often."""
+    """The same with the learning rate halved so often; it must have one."""
     rate = rate_of(optimizer)
-    if rate is None:
-        raise BadInput(f'training.on_divergence = "halve": {optimizer!r} has no learning rate that could be halved')
+    assert rate is not None
     return at_rate(optimizer, rate / 2**times)
 
 

@@ -1,15 +1,18 @@
 """A loss or a weight that is not finite is found in the fit where it happens, and the message says where it began."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from doubles import tiny
-from protofed.method import Fit, Objective
+from doubles import Faulty, bits, tiny
+from protofed import BadInput, RunFailed
+from protofed.method import Fit, Objective, Reply
 from protofed.methods.ditto import Ditto
+from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedrep import FedRep
 from protofed.optim import Sgd
@@ -160,3 +163,103 @@ def test_the_server_that_trains_is_told_too() -> None:
     loss = Objective(lambda model, batch: model.logits(batch.x).sum() / 0)
     with pytest.raises(Diverged, match="step 1 of 1: the loss was"):
         central.fit(loss, params=central.initial_params(), data=federation.task.clients["c00"])
+
+
+# ---- what a run then does
+
+
+@dataclass(frozen=True)
+class Fragile(FedAvg):
+    """Diverges at client c01 (the only one with nine examples) while the learning rate is above a limit."""
+
+    limit: float = 0.02
+
+    async def train(self, local: Any, message: Any, memory: Any) -> Any:
+        term = Objective(partial(self.breaking, local.client == "c01" and local.optimizer.lr > self.limit))
+        params = await local.fit(term, params=message.params)
+        return Reply(WeightUpload(params, local.num_examples), memory)
+
+    def breaking(self, is_due: bool, model: Any, batch: Any) -> Tensor:
+        loss = batch.cross_entropy(model.logits(batch.x))
+        return loss / 0 if is_due else loss
+
+
+def federation(policy: Any, lr: float = 0.1, **settings: Any) -> Federation:
+    training = Training(rounds=1, epochs=1, batch_size=4, on_divergence=policy, optimizer=Sgd(lr=lr), **settings)
+    return Federation(Fragile(), tiny(), training)
+
+
+def test_by_default_the_run_stops_and_says_who_and_where() -> None:
+    of = federation("stop")
+    with pytest.raises(RunFailed) as caught:
+        of.advance(of.start())
+    message = str(caught.value)
+    assert message.startswith("round 1: client c01 diverged with Fragile: step 1 of 3: the loss was inf")
+    assert "`return loss / 0 if is_due else loss`" in message
+    assert 'set training.on_divergence to "halve" or "skip"' in message
+
+
+def test_a_client_may_be_skipped() -> None:
+    of = federation("skip")
+    state = of.advance(of.start())
+    assert [(f.client, f.reason) for f in state.failures] == [("c01", Reason.DIVERGED)]
+    without = Federation(Fragile(), tiny(), of.training, Faulty({"c01"}))
+    assert bits(state.server) == bits(without.advance(without.start()).server)
+    assert state.strikes == {}, "to diverge is no offence"
+
+
+def test_a_client_may_repeat_its_round_at_half_the_rate_until_it_stays_finite() -> None:
+    """0.1 is halved to 0.05, 0.025 and 0.0125, which is below the limit of 0.02."""
+    of = federation("halve")
+    state = of.advance(of.start())
+    assert state.repeats == {"c01": 3}
+    assert state.failures == ()
+    seen: dict[str, Any] = {}
+    watched = replace(of, on_trained=lambda client, message, reply: seen.update({client: reply.upload.params}))
+    watched.advance(watched.start())
+    alone = federation("stop", lr=0.0125)
+    found: dict[str, Any] = {}
+    alone = replace(alone, on_trained=lambda client, message, reply: found.update({client: reply.upload.params}))
+    alone.advance(alone.start())
+    assert bits(seen["c01"]) == bits(found["c01"]), "the round is the one with the lower rate"
+    assert bits(seen["c00"]) != bits(found["c00"]), "others keep theirs"
+
+
+def test_a_client_that_diverges_at_any_rate_is_left_out() -> None:
+    of = replace(federation("halve"), method=Fragile(limit=1e-6))
+    state = of.advance(of.start())
+    assert [(f.client, f.reason) for f in state.failures] == [("c01", Reason.DIVERGED)]
+    assert state.repeats == {"c01": 5}
+
+
+def test_an_optimiser_without_a_rate_cannot_be_halved() -> None:
+    class Odd:
+        for_round = init = step = None
+
+    with pytest.raises(BadInput, match="has no learning rate to be halved"):
+        Federation(FedAvg(), tiny(), Training(optimizer=Odd(), on_divergence="halve"))  # type: ignore[arg-type]
+
+
+def test_a_server_whose_state_is_not_finite_ends_the_run_before_it_is_saved() -> None:
+    @dataclass(frozen=True)
+    class Exploding(FedAvg):
+        def aggregate(self, server: Any, uploads: Any, central: Any) -> Any:
+            server = super().aggregate(server, uploads, central)
+            return replace(server, params={name: leaf / 0 for name, leaf in server.params.items()})
+
+    of = Federation(Exploding(), tiny(), Training(rounds=1, epochs=1))
+    with pytest.raises(RunFailed, match=r"round 1: the server's params/.* is not finite; what was saved is intact"):
+        of.advance(of.start())
+
+
+def test_a_server_that_diverges_while_it_trains_ends_the_run() -> None:
+    @dataclass(frozen=True)
+    class Retraining(FedAvg):
+        def aggregate(self, server: Any, uploads: Any, central: Any) -> Any:
+            server = super().aggregate(server, uploads, central)
+            loss = Objective(lambda model, batch: model.logits(batch.x).sum() / 0)
+            return replace(server, params=central.fit(loss, params=server.params, data=central.task.clients["c00"]))
+
+    of = Federation(Retraining(), tiny(), Training(rounds=1, epochs=1))
+    with pytest.raises(RunFailed, match="the server's own training diverged: step 1 of 1: the loss was"):
+        of.advance(of.start())

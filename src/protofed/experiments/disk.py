@@ -28,8 +28,14 @@ def sync(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """A folder, if it is not there yet; its name is on the disk when this returns, whoever made it."""
-    with contextlib.suppress(FileExistsError):
+    """A folder and those that it lies in, if they are not there yet; its name is on the disk when this returns, also if
+    a process made it that was killed before it could wait for that."""
+    try:
+        os.mkdir(folder)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        make(folder.parent)
         os.mkdir(folder)
     sync(folder.parent)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from protofed.errors import BadInput
+from protofed.errors import BadInput, RunFailed
 from protofed.experiments import disk
 from protofed.experiments.checkpoint import rounds_saved, write_atomically
 from protofed.version import __version__
@@ -83,6 +83,12 @@ class RunFolder:
             log.warning("%s was begun with other software: %s", self.path, "; ".join(changed))
 
     def end(self) -> None:
+        """Marks a run that has ended well. Its last state may have been written by a process that was killed before it
+        could wait for the disk."""
+        try:
+            disk.sync(self.checkpoints)
+        except OSError as error:
+            raise RunFailed(f"could not wait for {self.checkpoints}: {error.strerror or error}; resume") from error
         write_atomically(self.path / "done", b"")
 
     @contextlib.contextmanager
@@ -91,8 +97,7 @@ class RunFolder:
         has left behind is taken only with `steal`: whether that process lives cannot be known here."""
         commit()  # asks git, whose process must not be born with the lock: it would outlive a killed run for a moment
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            disk.sync(self.path.parent)
+            disk.make(self.path)
             handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise BadInput(

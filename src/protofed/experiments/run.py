@@ -267,6 +267,7 @@ class _Run:
         judge = _Timed(Judge(self.federation))
         federation = replace(self.federation, on_trained=judge) if judges else self.federation
         state = federation.advance(state)
+        counted = state.traffic.keys() - {failure.client for failure in state.failures}
         if is_last:
             state = federation.finish(state)
         clock.lap("aggregate", without=judge.seconds + state.client_seconds)
@@ -274,7 +275,8 @@ class _Run:
         result = _line(state, participants)
         if is_due:
             scores = evaluate(federation, state)
-            result = _with_homes(_with_scores(result, scores, judge.judge.clients), federation, state, scores)
+            judged = {c: own for c, own in judge.judge.clients.items() if c in counted}  # not those of abandoned rounds
+            result = _with_homes(_with_scores(result, scores, judged), federation, state, scores)
             clock.lap("evaluate", more=judge.seconds)
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
         self.rounds.append(result)

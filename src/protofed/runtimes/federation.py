@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Interval
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.method import Central, ClientId, Local, Method, Reply, Task, objections
 from protofed.networks import Networks
-from protofed.optim import Optimizer, Sgd
+from protofed.optim import Optimizer, Sgd, rate_of
 from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.gate import Limits
 from protofed.runtimes.jobs import Runtime
@@ -77,6 +77,8 @@ class Federation:
         object.__setattr__(self, "task", self.runtime.placed(self.task))
         t, sampled = self.training, len(self.sampled(0))
         problems = [f"{key}: {why}" for key, why in objections(self.method, t.optimizer, t.batch_size, self.task)]
+        if t.on_divergence == "halve" and rate_of(t.optimizer) is None:
+            problems.append(f'training.on_divergence = "halve": {t.optimizer!r} has no learning rate to be halved')
         if t.minimum_replies > sampled:
             problems.append(
                 f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
