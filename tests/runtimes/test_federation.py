@@ -21,10 +21,10 @@ from protofed.methods.fpl import FPL
 from protofed.methods.moon import Moon
 from protofed.networks import Parts, Patterns
 from protofed.optim import Sgd
-from protofed.runtimes.envelope import Bounds, Ticket
+from protofed.runtimes.envelope import Bounds
 from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.inbox import Inbox
-from protofed.runtimes.jobs import Failure, Job, Reason
+from protofed.runtimes.jobs import Failure, Job, Reason, Ticket
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.state import State
 from protofed.tree import Mean, Nothing, Params, record

@@ -88,14 +88,18 @@ def load(
 ) -> Checkpoint | None:
     """The newest whole checkpoint; None if none was ever written; damaged ones are named and passed over. With no
     identity, that of any run is taken; `allowed` may name `protofed`, for one that another version wrote."""
-    found = _numbered(folder)
-    for path in found:
+    damages = []
+    for path in _numbered(folder):
         try:
             return _read(path, federation, identity, allowed)
         except Damaged as damage:
             log.warning("checkpoint %s is damaged (%s); using the one before it", path, damage)
-    if found:
-        raise RunFailed(f"every checkpoint in {folder} is damaged: nothing to resume; remove {folder} to start afresh")
+            damages.append(f"{path.name}: {damage}")
+    if damages:
+        raise RunFailed(
+            f"every checkpoint in {folder} is damaged ({'; '.join(damages)}): nothing to resume; "
+            f"remove {folder.parent} to start afresh"
+        )
     return None
 
 
@@ -159,6 +163,8 @@ def _networks(federation: Federation) -> dict[str, list[int]]:
 def _read(path: Path, federation: Federation, identity: str | None, allowed: Collection[str]) -> Checkpoint:
     manifest = _checked_manifest(path)
     _refuse_others(path, manifest, federation, identity, allowed)
+    if manifest["round"] != int(path.name):
+        raise Damaged(f"{MANIFEST} is that of round {manifest['round']}")
     files = {name: _checked(path / name, digest) for name, digest in manifest["files"].items()}
     shards = _checked_shards(path.parent, manifest)
     method, central = federation.method, federation.central(manifest["round"], "load")

@@ -44,6 +44,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from protofed.data import Batch
+from protofed.errors import RoundAbandoned
 from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Positive, Reply, Task, Uploads
 from protofed.methods.families import GlobalModel, Weights, WeightUpload, refuse_other_classifier
 from protofed.methods.fedavg import FedAvg
@@ -213,7 +214,9 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
                 yield client, upload.base
 
         base = self.base.aggregate(server.base, of_base(), central)
-        present = sorted(slots)
+        present = [client for client in sorted(slots) if slots[client].count.any()]
+        if not present:
+            raise RoundAbandoned("no client sent a prototype: there is nothing to calibrate on.")
         pool = calibration.pooled([slots[client] for client in present], central.task.num_classes)
         head = self.calibrated(base.params, pool, central)
         exemplars = calibration.embedded(central, {**base.params, **head}, pool.mean)

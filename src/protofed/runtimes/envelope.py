@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from protofed import wire
-from protofed.runtimes.jobs import Reason
+from protofed.runtimes.jobs import Reason, Ticket
 from protofed.tree import Tree
 
 HEADER_BYTES = 4096
@@ -33,19 +33,6 @@ class Refused(Exception):
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(reason, detail)
         self.reason, self.detail = reason, printable(detail)
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """What a message answers."""
-
-    run: str
-    round: int
-    phase: str
-    call: int
-    """Of the phase: a method may ask its clients several times."""
-    model: str
-    """The digest of what was asked for, as `digest` gives it."""
 
 
 @dataclass(frozen=True)

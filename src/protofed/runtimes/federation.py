@@ -105,7 +105,7 @@ class Federation:
             failures=(*state.failures, *finished.failures),
             traffic=traffic,
             client_seconds=state.client_seconds + finished.client_seconds,
-            refused=Counter(state.refused) + Counter(finished.refused),
+            refused=dict(Counter(state.refused) + Counter(finished.refused)),
             repeats={**state.repeats, **finished.repeats},
             abandoned=(*state.abandoned, *finished.abandoned),
         )

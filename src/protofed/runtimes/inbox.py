@@ -6,8 +6,8 @@ from typing import Any
 
 from protofed.errors import RunFailed
 from protofed.method import ClientId
-from protofed.runtimes.envelope import Bounds, Envelope, Refused, Ticket
-from protofed.runtimes.jobs import Failure, Reason
+from protofed.runtimes.envelope import Bounds, Envelope, Refused
+from protofed.runtimes.jobs import Failure, Reason, Ticket
 
 
 class Inbox:
@@ -26,6 +26,7 @@ class Inbox:
         self._was_asked = was_asked
         self._awaited = set(ids)
         self._early: dict[ClientId, Any] = {}
+        self._written: set[ClientId] = set()
         self._refused_of: dict[ClientId, Failure] = {}
         self.refused: list[Failure] = []
         """Messages that were thrown away without their client being left out."""
@@ -52,6 +53,9 @@ class Inbox:
                 self.refused.append(refusal)
                 self._refused_of[client] = refusal
                 return
+            self._written.add(client)
+        elif client in self._written and isinstance(outcome, Failure):
+            return  # what the runtime says of a client whose message was taken comes too late
         elif client not in self._awaited:
             raise RunFailed(f"the runtime gave back client {client} twice, or without being asked")
         elif not isinstance(outcome, Failure) and time.monotonic() > self._deadline:

@@ -46,7 +46,7 @@ class Reason(StrEnum):
     PROTO_WITHOUT_COUNT = "PROTO_WITHOUT_COUNT"
 
 
-TROUBLES = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE}
+TROUBLES = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.STALE_ROUND, Reason.DUPLICATE}
 """What may befall an honest client; all other reasons are found wrong with what it sent."""
 
 
@@ -55,6 +55,22 @@ class Failure:
     client: ClientId
     reason: Reason
     detail: str
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a message answers."""
+
+    run: str
+    round: int
+    phase: str
+    call: int
+    """Of the phase: a method may ask its clients several times."""
+    model: str
+    """The digest of what was asked for, names, types and shapes."""
+
+
+NO_TICKET = Ticket("", 0, "", 0, "")
 
 
 @dataclass(frozen=True)
@@ -70,6 +86,8 @@ class Job:
     init_memory: Callable[[Local, Tree], Tree]
     deadline: float = inf
     """On the monotonic clock: nobody waits for the reply any longer."""
+    ticket: Ticket = NO_TICKET
+    """For runtimes whose clients are elsewhere: what they must say that they answer."""
 
     def start(self) -> Coroutine[Any, Any, Reply[Any, Any]]:
         memory = self.init_memory(self.local, self.message) if self.memory is None else self.memory

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -16,10 +16,10 @@ from protofed.errors import RoundAbandoned, RunFailed
 from protofed.method import Central, ClientId, Reply, Step
 from protofed.networks import Patterns, matching
 from protofed.optim import halved
-from protofed.runtimes.envelope import Envelope, Ticket
+from protofed.runtimes.envelope import Envelope
 from protofed.runtimes.gate import Gate, non_finite
 from protofed.runtimes.inbox import Inbox
-from protofed.runtimes.jobs import TROUBLES, Failure, Job, Reason
+from protofed.runtimes.jobs import TROUBLES, Failure, Job, Reason, Ticket
 from protofed.runtimes.placement import unplaced
 from protofed.runtimes.state import State, Traffic
 from protofed.tree import Nothing, Tree
@@ -67,20 +67,17 @@ class Participants:
         self._runs += 1
         failed = {failure.client for failure in self._failures}
         ids = tuple(client for client in self.ids if client not in failed)
-        return self._stream(_Call(self._runs, ids, step, message_for), like)
+        gate = Gate(like, self._federation.limits)
+        ticket = Ticket(self._federation.name, self._state.round, self._phase, self._runs, gate.model)
+        return self._stream(_Call(ticket, ids, step, message_for, gate))
 
-    def _stream(self, call: "_Call", like: Tree) -> Iterator[tuple[ClientId, Tree]]:
+    def _stream(self, call: "_Call") -> Iterator[tuple[ClientId, Tree]]:
         federation, good, failed_before = self._federation, 0, len(self._failures)
-        gate, is_training = (
-            Gate(like, federation.limits),
-            self._phase == "round" and call.step == federation.method.train,
-        )
-        ticket = Ticket(federation.name, self._state.round, self._phase, call.number, gate.model)
-        inbox = Inbox(call.ids, ticket, gate.bounds, self._deadline, call.sent.__contains__)
-        for client, outcome in inbox.sorted(self._timed(federation.runtime.run(self._jobs(call)))):
+        is_training = self._phase == "round" and call.step == federation.method.train
+        for client, outcome in self._outcomes(call, call.ids, self._jobs(call)):
             outcome = self._settled(client, outcome, call)
             with unplaced():
-                message, upload = call.sent.pop(client, Nothing()), self._accepted(client, outcome, gate)
+                message, upload = call.sent.pop(client, Nothing()), self._accepted(client, outcome, call.gate)
                 moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
                 self._traffic[client] = self._traffic.get(client, Traffic()) + moved
             federation.on_client(client)
@@ -89,9 +86,13 @@ class Participants:
                 if is_training and isinstance(outcome, Reply):
                     federation.on_trained(client, message, outcome)
                 yield client, upload
-        self._note(inbox.refused)
         self._unread -= 1
         self._require_enough(good, self._failures[failed_before:])
+
+    def _outcomes(self, call: "_Call", ids: Sequence[ClientId], jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Any]]:
+        inbox = Inbox(ids, call.ticket, call.gate.bounds, self._deadline, call.sent.__contains__)
+        yield from inbox.sorted(self._timed(self._federation.runtime.run(jobs)))
+        self._note(inbox.refused)
 
     def _jobs(self, call: "_Call") -> Iterator[Job]:
         """What there is to do, for as long as there is time."""
@@ -113,7 +114,7 @@ class Participants:
             log.warning("%s: client %s diverged, again with 1/%d of its learning rate: %s",
                         self._where, client, 2**halvings, outcome.detail)  # fmt: skip
             self._repeats[client] = halvings
-            ((_, outcome),) = self._timed(self._federation.runtime.run([self._job(client, call, halvings)]))
+            ((_, outcome),) = self._outcomes(call, [client], [self._job(client, call, halvings)])
         return outcome
 
     def _divergence(self, failure: Failure) -> str:
@@ -166,12 +167,12 @@ class Participants:
 
     def _job(self, client: ClientId, call: "_Call", halvings: int = 0) -> Job:
         federation, state = self._federation, self._state
-        local = federation.local(client, state.round, self._phase, call.number)
+        local = federation.local(client, state.round, self._phase, call.ticket.call)
         if halvings:
             local = replace(local, optimizer=halved(local.optimizer, halvings))
         memory = self._kept.get(client, state.memories.get(client))
         message, init_memory = call.sent[client], federation.method.init_memory
-        return Job(client, call.step, local, message, memory, init_memory, self._deadline)
+        return Job(client, call.step, local, message, memory, init_memory, self._deadline, call.ticket)
 
     def _accepted(
         self, client: ClientId, outcome: Reply[Any, Any] | Envelope | Failure, gate: Gate[Any]
@@ -218,10 +219,11 @@ class Participants:
 class _Call:
     """One time that the clients of a phase are asked."""
 
-    number: int
+    ticket: Ticket
     ids: tuple[ClientId, ...]
     step: Step[Any, Any, Any]
     message_for: Callable[[ClientId], Tree]
+    gate: Gate[Any]
     sent: dict[ClientId, Tree] = field(default_factory=dict)
     """The messages of those that were asked and have not been heard of."""
 
