@@ -38,6 +38,7 @@ from protofed.reports.tables import NOTE, domain_sheet
 from protofed.tasks import TASKS
 
 BAD_INPUT, RUN_FAILED, SIGNALLED = 2, 3, 128
+SHOW_CURSOR = b"\x1b[?25h"
 TAGS = get_args(Tag)
 
 app = typer.Typer(
@@ -320,19 +321,21 @@ def _stop_signal(advice: str, grace: float) -> Iterator[_Stop]:
     """Turns the first Ctrl-C or SIGTERM into a wish to stop after the round. A second one, or the end of the grace,
     ends the process at once: whatever it was writing is whole or not there, and processes that work for it end too."""
     stop = _Stop()
+    # A signal may come while rich prints, or while a module is imported: what is said then is bytes that are ready.
+    wish = f"\nstopping after this round, or in {grace:g} s; {advice}\n".encode()
+    end = (SHOW_CURSOR if err.is_terminal else b"") + b"\nstopped at once; what was saved is intact\n"
 
     def ask(number: int, frame: Any) -> None:
         if stop.is_asked():
             end_at_once(number, frame)
         stop.signal = number
         signal.setitimer(signal.ITIMER_REAL, max(grace, 1e-3))
-        err.print(
-            f"stopping after this round, or in {grace:g} s; {advice}", style="yellow", markup=False, soft_wrap=True
-        )
+        with contextlib.suppress(OSError):
+            os.write(2, wish)
 
     def end_at_once(number: int, frame: Any) -> None:
-        err.show_cursor()
-        err.print("stopped at once; what was saved is intact", style="red")
+        with contextlib.suppress(OSError):
+            os.write(2, end)
         os._exit(stop.code)
 
     handlers = {signal.SIGINT: ask, signal.SIGTERM: ask, signal.SIGALRM: end_at_once}

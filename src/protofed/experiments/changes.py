@@ -11,10 +11,10 @@ HARMLESS = ("runtime.workers", "runtime.device", "saving.on_error")
 
 
 def refuse_changes(then: str, now: str, allowed: Collection[str], where: str) -> bool:
-    """Whether two configurations (TOML) differ, all differences being allowed or harmless; refused if they are not."""
+    """Whether two configurations (TOML) differ in what decides a result; refused if that is not allowed."""
     before, after = dict(_flat(tomllib.loads(then))), dict(_flat(tomllib.loads(now)))
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    refused = [key for key in changed if key not in HARMLESS and not _is_allowed(key, allowed)]
+    changed = [k for k in {**before, **after} if before.get(k) != after.get(k) and k not in HARMLESS]
+    refused = [key for key in changed if not _is_allowed(key, allowed)]
     if refused:
         lines = [f"  {key}: {before.get(key)!r} then, {after.get(key)!r} now" for key in refused]
         options = " ".join(f"--allow-config-change {key}" for key in refused)

@@ -84,14 +84,15 @@ def shelved(folder: Path, state: State, federation: Federation) -> State:
 
 
 def load(
-    folder: Path, federation: Federation, identity: str | None, allowed: Collection[str] = ()
+    folder: Path, federation: Federation, identity: str, allowed: Collection[str] = (), has_changed: bool = False
 ) -> Checkpoint | None:
-    """The newest whole checkpoint; None if none was ever written; damaged ones are named and passed over. With no
-    identity, that of any run is taken; `allowed` may name `protofed`, for one that another version wrote."""
+    """The newest whole checkpoint; None if none was ever written; damaged ones are named and passed over. `allowed` may
+    name `protofed`, for one that another version wrote. Of a run whose settings have changed, only the part of its
+    identity that is its data's must be the same."""
     damages = []
     for path in _numbered(folder):
         try:
-            return _read(path, federation, identity, allowed)
+            return _read(path, federation, identity, allowed, has_changed)
         except Damaged as damage:
             log.warning("checkpoint %s is damaged (%s); using the one before it", path, damage)
             damages.append(f"{path.name}: {damage}")
@@ -160,9 +161,12 @@ def _networks(federation: Federation) -> dict[str, list[int]]:
     return {name: list(shape) for name, shape in federation.networks_of(federation.ids[0]).shapes.items()}
 
 
-def _read(path: Path, federation: Federation, identity: str | None, allowed: Collection[str]) -> Checkpoint:
+def _read(path: Path, federation: Federation, identity: str, allowed: Collection[str], has_changed: bool) -> Checkpoint:
     manifest = _checked_manifest(path)
-    _refuse_others(path, manifest, federation, identity, allowed)
+    _refuse_others(path, manifest, federation, allowed)
+    then, now = (run.partition("+")[2] if has_changed else run for run in (manifest["run"], identity))
+    if then != now:
+        raise RunFailed(f"{path} belongs to run {manifest['run']}, not to {identity}: its configuration or data differ")
     if manifest["round"] != int(path.name):
         raise Damaged(f"{MANIFEST} is that of round {manifest['round']}")
     files = {name: _checked(path / name, digest) for name, digest in manifest["files"].items()}
@@ -174,10 +178,8 @@ def _read(path: Path, federation: Federation, identity: str | None, allowed: Col
     return Checkpoint(state, files[ROUNDS].decode())
 
 
-def _refuse_others(
-    path: Path, manifest: Mapping[str, Any], federation: Federation, identity: str | None, allowed: Collection[str]
-) -> None:
-    """Refuses what another run, other networks or another version has written."""
+def _refuse_others(path: Path, manifest: Mapping[str, Any], federation: Federation, allowed: Collection[str]) -> None:
+    """Refuses what other networks or another version has written."""
     if manifest["format"] != FORMAT:
         raise RunFailed(f"{path} has format {manifest['format']}, and this version of protofed reads {FORMAT}")
     if manifest["protofed"] != __version__ and "protofed" not in allowed:
@@ -185,8 +187,6 @@ def _refuse_others(
             f"{path} was saved by protofed {manifest['protofed']}, and this is {__version__}, which may compute "
             "something else: --allow-config-change protofed goes on all the same"
         )
-    if identity not in (None, manifest["run"]):
-        raise RunFailed(f"{path} belongs to run {manifest['run']}, not to {identity}: its configuration or data differ")
     then, now = manifest["networks"], _networks(federation)
     changed = [f"{n}: {then.get(n)} then, {now.get(n)} now" for n in {**then, **now} if then.get(n) != now.get(n)]
     if changed:
@@ -241,8 +241,8 @@ def _is_whole(path: Path) -> bool:
 
 
 def _tidy(folder: Path) -> None:
-    """Removes older checkpoints, what a killed run left half written, and memories that no checkpoint names. Nothing is
-    lost if that fails."""
+    """Removes older checkpoints, what is half written, and memories that no checkpoint names. Nothing is lost if that
+    fails."""
     try:
         for path in (*_numbered(folder)[KEPT:], *folder.glob(".writing-*")):
             disk.remove(path)

@@ -100,11 +100,13 @@ class Config:
 
     @property
     def identity(self) -> str:
-        """The hash of all settings that decide a result, and of the files that the task reads if a user may change
-        them."""
+        """The hash of all settings that decide a result; behind a plus that of the files that the task reads, if a user
+        may change them."""
         text = json.dumps(without_harmless(self.resolved()), sort_keys=True, ensure_ascii=False)
-        stamp = self.task.stamp() if isinstance(self.task, ReadsOwnFiles) else ""
-        return hashlib.sha256((text + stamp).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        if not isinstance(self.task, ReadsOwnFiles):
+            return digest
+        return f"{digest}+{hashlib.sha256(self.task.stamp().encode()).hexdigest()[:12]}"
 
     def toml(self) -> str:
         return "\n".join(_toml_table(name, table) for name, table in self.resolved().items())

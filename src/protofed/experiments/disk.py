@@ -54,21 +54,17 @@ def put(path: Path, data: bytes) -> None:
 
 
 def put_folder(path: Path, files: dict[str, bytes]) -> None:
-    """A folder with these files appears at once; one that was there before is removed."""
+    """A folder with these files appears at once; one that was there before is removed. What is written until then lies
+    beside it, and stays there if this fails."""
     temporary = path.with_name(f".writing-{path.name}")
-    try:
-        remove(temporary)  # left by a run that was killed while it wrote
-        os.mkdir(temporary)
-        for name, data in files.items():
-            write(temporary / name, data)
-        sync(temporary)
-        remove(path)
-        os.rename(temporary, path)
-        sync(path.parent)
-    except OSError:
-        with contextlib.suppress(OSError):
-            remove(temporary)
-        raise
+    remove(temporary)  # left by a run that was killed while it wrote
+    os.mkdir(temporary)
+    for name, data in files.items():
+        write(temporary / name, data)
+    sync(temporary)
+    remove(path)
+    os.rename(temporary, path)
+    sync(path.parent)
 
 
 def remove(path: Path) -> None:

@@ -250,9 +250,15 @@ class _Run:
             )
         then, now = folder.read_config(), self.experiment.config
         has_changed = bool(then) and refuse_changes(then, now, self.allowed, str(folder.path))
-        identity = None if has_changed else self.experiment.identity
-        saved = checkpoint.load(folder.checkpoints, self.federation, identity, self.allowed)
-        if saved is not None and has_changed:
+        identity = self.experiment.identity
+        saved = checkpoint.load(folder.checkpoints, self.federation, identity, self.allowed, has_changed)
+        if saved is None and folder.read_rounds():
+            count = len(parsed(folder.read_rounds()))
+            raise RunFailed(
+                f"{folder.path} holds {count} rounds and no checkpoint: nothing to resume; remove it to start afresh"
+            )
+        if saved is not None and has_changed:  # first the state, so that whoever resumes need not allow it again
+            checkpoint.save(folder.checkpoints, saved, self.federation, identity)
             folder.change_config(now)
         return saved
 

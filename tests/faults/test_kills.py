@@ -1,0 +1,406 @@
+"""Processes that are killed, told to end, or meet in one folder (R1, R7, R8)."""
+
+import io
+import itertools
+import os
+import random
+import re
+import signal
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from rich.console import Console
+
+from experiment_doubles import small_experiment
+from faults.kills import Acknowledged, ended, fingerprint, folder_in_memory, forked, run_killed_after
+from faults.shim import Shim, kills
+from protofed import BadInput, cli
+from protofed.experiments import checkpoint, disk
+from protofed.experiments import config as configuration
+from protofed.experiments.folder import RunFolder
+from protofed.experiments.run import Experiment, execute
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+ROUNDS = 5
+KILLS = 100
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with folder_in_memory() as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    """Two of three clients in each round; they keep their last weights."""
+    whole = small_experiment("moon", ROUNDS)
+    training = replace(whole.federation.training, fraction=0.5)
+    return replace(whole, federation=replace(whole.federation, training=training))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    execute(experiment, RunFolder(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(experiment: Experiment, uninterrupted: Path) -> str:
+    return fingerprint(uninterrupted, experiment)
+
+
+# ---- R1: kill -9
+
+
+def test_a_hundred_kills_at_random_moments_change_no_bit_and_cost_no_finished_round(
+    experiment: Experiment, expected: str, tmp_path: Path
+) -> None:
+    """R1. A run is killed again and again until it comes to its end, and then the next one."""
+    draw, done, reached = random.Random(1), 0, set()
+    begin = time.perf_counter()
+    execute(experiment, RunFolder(tmp_path / "timed"))
+    whole, different = time.perf_counter() - begin, []
+    for number in itertools.count():
+        if done >= KILLS:
+            break
+        folder = RunFolder(tmp_path / str(number))
+        while run_killed_after(experiment, folder, draw.uniform(0, whole)):
+            done += 1
+            reached.add(folder.rounds_saved)
+        different += [folder.path] if fingerprint(folder.path, experiment) != expected else []
+    print(f"{done} kills, {len(different)} runs with another end; killed after {sorted(reached)} rounds")
+    assert not different
+    assert len(reached) > ROUNDS // 2, "the kills did not fall into different rounds"
+
+
+def test_a_kill_at_every_operation_of_two_saves_changes_no_bit(
+    experiment: Experiment, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1. From round 3 on a save also removes an older checkpoint and memories that nobody needs."""
+    begun, counted = RunFolder(tmp_path / "begun"), RunFolder(tmp_path / "counted")
+    execute(experiment, begun, should_stop=lambda: begun.rounds_saved >= 2)
+    copytree(begun.path, counted.path)
+    monkeypatch.setattr(disk, "os", shim := Shim())
+    execute(experiment, counted, resume=True, should_stop=lambda: counted.rounds_saved >= 4)
+    assert len(shim.tried) > 50
+    for at in range(1, len(shim.tried) + 1):
+        folder, acknowledged = RunFolder(tmp_path / str(at)), Acknowledged()
+        copytree(begun.path, folder.path)
+        monkeypatch.setattr(disk, "os", Shim(kills(at)))
+        work = partial(execute, experiment, folder, resume=True, observer=acknowledged)
+        assert ended(forked(work)) == -signal.SIGKILL, f"operation {at} was not reached"
+        assert folder.rounds_saved >= 2 + acknowledged.count(), f"operation {at}: more than a round was lost"
+        acknowledged.close()
+        monkeypatch.setattr(disk, "os", os)
+        execute(experiment, folder, resume=True)
+        assert fingerprint(folder.path, experiment) == expected, f"operation {at}"
+        assert not list(folder.path.rglob(".writing-*")), f"operation {at}"
+    print(f"{len(shim.tried)} operations")
+
+
+def test_a_checkpoint_is_loaded_within_five_seconds(experiment: Experiment, uninterrupted: Path) -> None:
+    """R1."""
+    begin = time.perf_counter()
+    assert checkpoint.load(uninterrupted / "checkpoint", experiment.federation, experiment.identity)
+    assert time.perf_counter() - begin < 5
+
+
+# ---- R7: two runs in one folder
+
+
+@contextmanager
+def holder(folder: RunFolder) -> Iterator[int]:
+    """The id of another process that has the folder; it is killed in the end."""
+    ready, told = os.pipe()
+
+    def hold() -> None:
+        with folder.locked():
+            os.write(told, b"x")
+            time.sleep(60)
+
+    child = forked(hold)
+    try:
+        assert os.read(ready, 1)
+        yield child
+    finally:
+        os.kill(child, signal.SIGKILL)
+        assert ended(child) == -signal.SIGKILL
+        os.close(ready)
+        os.close(told)
+
+
+def test_a_hundred_times_a_second_process_is_refused_and_the_lock_dies_with_the_first(tmp_path: Path) -> None:
+    """R7. The refusal says who has the folder, where, and since when."""
+    folder, refused, free = RunFolder(tmp_path), 0, 0
+    for _ in range(100):
+        with holder(folder) as pid:
+            known = rf"in use by another process \(pid {pid} on {re.escape(socket.gethostname())} since "
+            with pytest.raises(BadInput, match=known + r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\)"), folder.locked():
+                pass
+            refused += 1
+        with folder.locked():
+            free += 1
+    print(f"{refused} of 100 refused, {free} of 100 free after kill -9")
+
+
+def test_a_run_in_use_is_refused_before_anything_is_touched(experiment: Experiment, tmp_path: Path) -> None:
+    """R7."""
+    folder = RunFolder(tmp_path)
+    execute(experiment, folder, should_stop=lambda: folder.rounds_saved >= 2)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
+    with holder(folder), pytest.raises(BadInput, match="in use by another process"):
+        execute(experiment, folder, resume=True, steal_lock=True)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_folder_left_by_another_machine_is_taken_only_when_told_to(tmp_path: Path) -> None:
+    """R7. Whether a process on another machine lives cannot be known here."""
+    folder, note = RunFolder(tmp_path), "pid 7 on elsewhere since 2001-02-03 04:05:06"
+    (tmp_path / "lock").write_text(note)
+    with (
+        pytest.raises(BadInput, match=f"another machine .{note}. and was not given back.*--steal-lock"),
+        folder.locked(),
+    ):
+        pass
+    assert (tmp_path / "lock").read_text() == note, "a refused process must leave the note"
+    with folder.locked(steal=True):
+        assert f"pid {os.getpid()} on {socket.gethostname()} since " in (tmp_path / "lock").read_text()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_folder_that_was_given_back_is_free_for_every_machine(
+    tmp_path: Path, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7. A run that ended with an error has let go of its folder too."""
+    folder = RunFolder(tmp_path)
+    try:
+        with folder.locked():
+            if fails:
+                raise OSError("the disk is full")
+    except OSError:
+        pass
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    with folder.locked():
+        assert " on elsewhere since " in (tmp_path / "lock").read_text()
+
+
+# ---- R8: told to end
+
+EXPERIMENT = """
+[task]
+name = "own"
+kind = "tables"
+label = "label"
+path = "{sites}"
+
+[method]
+name = "moon"
+
+[training]
+rounds = {rounds}
+epochs = {epochs}
+batch_size = 8
+fraction = 0.5
+
+[runtime]
+name = "{runtime}"
+"""
+GRACE = 30
+"""Seconds that a run has by default when it is told to end."""
+
+
+def written(folder: Path, rounds: int = 12, epochs: int = 1, runtime: str = "sequential") -> Path:
+    """An experiment on the tables of three sites."""
+    draw, sites = random.Random(0), folder / "sites"
+    sites.mkdir()
+    for site in "abc":
+        rows = [f"{draw.gauss(k % 2, 1):.4f},{draw.gauss(0, 1):.4f},{'yes' if k % 2 else 'no'}" for k in range(24)]
+        (sites / f"{site}.csv").write_text("\n".join(["height,age,label", *rows]))
+    path = folder / "experiment.toml"
+    path.write_text(EXPERIMENT.format(sites=sites, rounds=rounds, epochs=epochs, runtime=runtime))
+    return path
+
+
+def test_a_signal_is_heard_whatever_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R8. What was interrupted, such as another message or an import, may not bear to be entered a second time."""
+
+    def half_way(*words: object, **more: object) -> None:
+        raise ImportError("cannot import name 'EMOJI' from partially initialized module")
+
+    monkeypatch.setattr(cli.err, "print", half_way)
+    with cli._stop_signal("resume", GRACE) as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_asked()
+
+
+@dataclass
+class Command:
+    """`protofed run` in a process of its own."""
+
+    experiment: Path
+    folder: RunFolder
+    options: tuple[str, ...] = ()
+
+    def begin(self) -> int:
+        """The process id, once the command is about to start."""
+        ready, told = os.pipe()
+
+        def work() -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            silent = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silent, 1)
+            os.dup2(silent, 2)
+            words = ["run", self.experiment, "--folder", self.folder.path, "--resume", *self.options]
+            sys.argv = ["protofed", *map(str, words)]
+            os.write(told, b"x")
+            cli.main()
+
+        child = forked(work)
+        os.close(told)
+        os.read(ready, 1)
+        os.close(ready)
+        return child
+
+    def signalled(self, number: int, seconds: float) -> tuple[int, float]:
+        """As a shell tells how it ended after a signal at this time, and how long that took."""
+        child = self.begin()
+        time.sleep(seconds)
+        return told_to_end(child, number)
+
+
+def told_to_end(child: int, *numbers: int) -> tuple[int, float]:
+    begin = time.perf_counter()
+    for number in numbers:
+        os.kill(child, number)
+        time.sleep(0.05)
+    code = ended(child)
+    return code if code >= 0 else 128 - code, time.perf_counter() - begin
+
+
+def check_signals(folder: Path, count: int) -> None:
+    """A run is told to end again and again until it comes to its end, and then the next one."""
+    Console(file=io.StringIO()).print("a message")  # what it imports is there before the first signal, see above
+    path, draw, done, slowest = written(folder), random.Random(8), 0, 0.0
+    experiment = configuration.load(path).experiment()
+    begin = time.perf_counter()
+    assert ended(Command(path, RunFolder(folder / "whole")).begin()) == 0
+    whole, codes = time.perf_counter() - begin, Counter[int]()
+    expected = fingerprint(folder / "whole", experiment)
+    for attempt in itertools.count():
+        if done >= count:
+            break
+        run = Command(path, RunFolder(folder / str(attempt)))
+        while not run.folder.is_done:
+            number = draw.choice([signal.SIGINT, signal.SIGTERM])
+            code, seconds = run.signalled(number, draw.uniform(0, whole))
+            assert code == 128 + number or (code == 0 and run.folder.is_done), f"{number} ended with {code}"
+            slowest, done = max(slowest, seconds), done + (code != 0)
+            codes[code] += 1
+        assert fingerprint(run.folder.path, experiment) == expected, f"after {done} signals"
+        assert not list(run.folder.path.rglob(".writing-*"))
+    print(f"{done} signals, exit codes {dict(codes)}, the slowest end took {slowest:.2f} s")
+    assert slowest < GRACE
+    assert {130, 143} <= codes.keys()
+
+
+def test_twelve_signals_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+    """R8."""
+    check_signals(tmp_path, 12)
+
+
+@pytest.mark.slow
+def test_fifty_signals_at_random_moments_change_no_bit(tmp_path: Path) -> None:
+    """R8."""
+    check_signals(tmp_path, 50)
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_the_first_signal_saves_the_round_under_way(tmp_path: Path) -> None:
+    """R8."""
+    run = Command(written(tmp_path, rounds=1000, epochs=20), RunFolder(tmp_path / "run"))
+    child = run.begin()
+    wait_for(lambda: run.folder.rounds_saved >= 2)
+    before = run.folder.rounds_saved
+    code, _ = told_to_end(child, signal.SIGTERM)
+    assert code == 143
+    assert run.folder.rounds_saved > before
+    assert not run.folder.is_done
+
+
+LONG = 10_000
+"""Epochs that take a minute."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_a_long_round_at_once(number: int, tmp_path: Path) -> None:
+    """R8. What was saved before the round is there."""
+    run = Command(written(tmp_path, epochs=LONG), RunFolder(tmp_path / "run"))
+    child = run.begin()
+    wait_for(lambda: (run.folder.checkpoints / "000000").exists())
+    time.sleep(0.2)
+    code, seconds = told_to_end(child, number, number)
+    assert code == 128 + number
+    assert seconds < 2
+    assert run.folder.rounds_saved == 0
+
+
+def test_a_round_that_is_longer_than_the_grace_ends_with_it(tmp_path: Path) -> None:
+    """R8."""
+    run = Command(written(tmp_path, epochs=LONG), RunFolder(tmp_path / "run"), ("--grace", "0.5"))
+    child = run.begin()
+    wait_for(lambda: (run.folder.checkpoints / "000000").exists())
+    time.sleep(0.2)
+    code, seconds = told_to_end(child, signal.SIGTERM)
+    assert code == 143
+    assert 0.4 < seconds < 3
+
+
+def test_damaged_checkpoints_end_the_command_with_three(tmp_path: Path) -> None:
+    """R5."""
+    run = Command(written(tmp_path), RunFolder(tmp_path / "run"))
+    child = run.begin()
+    wait_for(lambda: run.folder.rounds_saved >= 2)
+    assert told_to_end(child, signal.SIGTERM)[0] == 143
+    for path in run.folder.checkpoints.glob("00*/manifest"):
+        path.write_bytes(b"")
+    before = (run.folder.path / "rounds.jsonl").read_bytes()
+    assert ended(run.begin()) == 3
+    assert (run.folder.path / "rounds.jsonl").read_bytes() == before
+
+
+def children_of(pid: int) -> set[int]:
+    """The processes that a process has begun, and theirs."""
+    own = {int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()}
+    return own.union(*map(children_of, own))
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_run_end_with_it(tmp_path: Path) -> None:
+    """R8. Whether it is told twice or killed."""
+    path = written(tmp_path, rounds=1000, epochs=20, runtime="workers")
+    for numbers in ([signal.SIGTERM, signal.SIGTERM], [signal.SIGKILL]):
+        run = Command(path, RunFolder(tmp_path / str(len(numbers))))
+        child = run.begin()
+        wait_for(lambda run=run: run.folder.rounds_saved >= 1, 120)
+        workers = children_of(child)
+        assert len(workers) >= 2
+        told_to_end(child, *numbers)
+        wait_for(lambda workers=workers: not any(Path(f"/proc/{pid}").exists() for pid in workers), 10)
