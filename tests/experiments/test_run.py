@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import threading
 import time
@@ -71,52 +70,6 @@ def test_a_run_writes_its_folder(experiment: Experiment, tmp_path: Path) -> None
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["torch"] == torch.__version__
     assert environment["threads"] == 1
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_killed_at_twenty_random_moments_it_ends_with_the_same_bytes(
-    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path
-) -> None:
-    begin = time.perf_counter()
-    execute(experiment, RunFolder(tmp_path / "timed"))
-    whole = time.perf_counter() - begin
-    draw = random.Random(1)
-    reached = set()
-    for kill in range(20):
-        folder = RunFolder(tmp_path / str(kill))
-        child = in_child(lambda folder=folder: execute(experiment, folder))
-        time.sleep(draw.uniform(0, whole))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        reached.add(folder.rounds_saved)
-        execute(experiment, folder, resume=True)
-        assert outcome(folder.path) == uninterrupted, f"kill {kill}"
-    assert len(reached) > 3, "the kills did not fall into different rounds"
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_killed_at_every_write_it_ends_with_the_same_bytes(
-    experiment: Experiment, uninterrupted: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync = os.fsync
-    for operation in range(8, 26):  # two rounds' worth of operations, after the first save
-        left = operation
-
-        def sync_or_die(handle: int) -> None:
-            nonlocal left
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            fsync(handle)
-
-        folder = RunFolder(tmp_path / str(operation))
-        with monkeypatch.context() as patch:
-            patch.setattr("os.fsync", sync_or_die)
-            child = in_child(lambda folder=folder: execute(experiment, folder))
-            _, status = os.waitpid(child, 0)
-        assert os.WIFSIGNALED(status), f"operation {operation} was never reached"
-        execute(experiment, folder, resume=True)
-        assert outcome(folder.path) == uninterrupted, f"operation {operation}"
 
 
 def test_stopped_after_a_round_and_resumed_it_ends_with_the_same_bytes(

@@ -53,9 +53,16 @@ def forked(work: Work) -> int:
         os._exit(code)
 
 
-def ended(child: int) -> int:
+def ended(child: int, within: float = 120) -> int:
     """How a child ended: its exit code, or less than 0 for the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    limit = time.monotonic() + within
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > limit:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise AssertionError(f"the child did not end within {within} s")
+        time.sleep(0.001)
+    return os.waitstatus_to_exitcode(found[1])
 
 
 def killed_after(work: Work, seconds: float) -> bool:

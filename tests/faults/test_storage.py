@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from shutil import copytree
@@ -773,22 +774,24 @@ def test_a_setting_that_decides_a_result_is_refused_by_name_unless_it_is_allowed
     experiment, folder = begun
     count = 0
     for key, then, now, config, other in every_setting():
-        resumed = replace(experiment, config=other, identity="another")
+        is_harmless = key in HARMLESS
+        resumed = replace(experiment, config=other, identity=experiment.identity if is_harmless else "another")
         folder.write_config(config)
         before = {name: data for name, data in files(folder.path).items() if name != "lock"}
-        if key not in HARMLESS:
+        if not is_harmless:
             count += 1
             difference = f"  {key}: {as_python(then)} then, {as_python(now)} now"
             with pytest.raises(BadInput, match=re.escape(f"another configuration:\n{difference}\n")) as caught:
                 execute(resumed, folder, resume=True)
             assert f"--allow-config-change {key}" in str(caught.value)
             assert {name: data for name, data in files(folder.path).items() if name != "lock"} == before, key
-        allowed = () if key in HARMLESS else (key,)
+        allowed = () if is_harmless else (key,)
         execute(resumed, folder, resume=True, allowed_changes=allowed, should_stop=lambda: True)
         assert folder.read_config() == other, key
         kept = folder.path / "config-until-1.toml"
-        assert kept.read_text() == config, key
-        kept.unlink()
+        assert is_harmless or kept.read_text() == config, key
+        kept.unlink(missing_ok=True)
+        experiment = resumed
     print(f"{count} settings refused and allowed by name, {len(HARMLESS)} harmless")
     assert count >= 60
 
@@ -839,6 +842,32 @@ def test_a_change_that_was_allowed_once_need_not_be_allowed_again(begun: tuple[E
     other = replace(experiment, config="[training]\nrounds = 3\n", identity="another")
     execute(other, folder, resume=True, allowed_changes=["training.rounds"], should_stop=lambda: True)
     execute(other, folder, resume=True)
+
+
+def test_a_kill_at_any_operation_of_an_allowed_change_changes_no_bit(
+    begun: tuple[Experiment, RunFolder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R6, R1. The change is allowed again when the run is resumed, since it may not have taken place."""
+    experiment, folder = begun
+    folder.write_config("[training]\nattempts = 3\n")
+    other = replace(experiment, config="[training]\nattempts = 4\n", identity="another")
+    resume = partial(execute, other, resume=True, allowed_changes=["training.attempts"])
+    copytree(folder.path, tmp_path / "whole")
+    monkeypatch.setattr(disk, "os", shim := Shim())
+    resume(RunFolder(tmp_path / "whole"), should_stop=lambda: True)
+    monkeypatch.setattr(disk, "os", os)
+    resume(RunFolder(tmp_path / "whole"))
+    for at in range(1, len(shim.tried) + 1):
+        killed = RunFolder(tmp_path / str(at))
+        copytree(folder.path, killed.path)
+        monkeypatch.setattr(disk, "os", Shim(ends(at)))
+        with pytest.raises(Killed):
+            resume(killed)
+        monkeypatch.setattr(disk, "os", os)
+        resume(killed)
+        assert fingerprint(killed.path, other) == fingerprint(tmp_path / "whole", other), f"operation {at}"
+        assert killed.read_config() == other.config, f"operation {at}"
+    print(f"{len(shim.tried)} kills")
 
 
 def test_a_harmless_change_lets_no_other_data_through(begun: tuple[Experiment, RunFolder]) -> None:

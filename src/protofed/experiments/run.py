@@ -260,6 +260,8 @@ class _Run:
         if saved is not None and has_changed:  # first the state, so that whoever resumes need not allow it again
             checkpoint.save(folder.checkpoints, saved, self.federation, identity)
             folder.change_config(now)
+        elif saved is not None and then != now:
+            folder.write_config(now)
         return saved
 
     def _one_round(self, state: State) -> State:
