@@ -6,8 +6,8 @@ from typing import Any
 
 from protofed.errors import BadInput
 
-HARMLESS = ("runtime.workers", "runtime.device", "saving.on_error")
-"""Settings that change no result: how many processes, which GPU, what happens when a save fails."""
+HARMLESS = ("runtime.workers", "saving.on_error")
+"""Settings that change no result: how many processes, what happens when a save fails."""
 
 
 def refuse_changes(then: str, now: str, allowed: Collection[str], where: str) -> bool:

@@ -206,6 +206,8 @@ class _Run:
         self.folder = folder
         self.observer = observer
         self.rounds: list[Round] = []
+        self.lines: list[str] = []
+        """The same as text, each made once."""
         self.saver = Saver(behind=experiment.federation.runtime.device.type != "cpu")
 
     def go(self, resume: bool, should_stop: Callable[[], bool]) -> Result:
@@ -228,7 +230,7 @@ class _Run:
     def _first_state(self, resume: bool) -> State:
         saved = self._saved(resume)
         if saved is not None and self.folder:
-            self.rounds = parsed(saved.rounds)
+            self.rounds, self.lines = parsed(saved.rounds), saved.rounds.splitlines(keepends=True)
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)
             return saved.state
@@ -236,7 +238,7 @@ class _Run:
             self.folder.begin(self.experiment.config)
         state = self.federation.start()
         if state.traffic:
-            self.rounds.append(_line(state, len(self.federation.ids)))
+            self._add(_line(state, len(self.federation.ids)))
         return self._save(state)
 
     def _saved(self, resume: bool) -> Checkpoint | None:
@@ -287,16 +289,20 @@ class _Run:
             result = _with_homes(_with_scores(result, scores, judged), federation, state, scores)
             clock.lap("evaluate", more=judge.seconds)
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
-        self.rounds.append(result)
+        self._add(result)
         state = self._save(state)
         self.observer.round(result)
         return state
+
+    def _add(self, result: Round) -> None:
+        self.rounds.append(result)
+        self.lines.append(json.dumps(asdict(result), ensure_ascii=False) + "\n")
 
     def _save(self, state: State) -> State:
         """The state to go on with: what has been saved of it need not be at hand any more."""
         if self.folder is None:
             return state
-        lines = "".join(json.dumps(asdict(r), ensure_ascii=False) + "\n" for r in self.rounds)
+        lines = "".join(self.lines)
         state = checkpoint.shelved(self.folder.checkpoints, state, self.federation)
         state = _settled(state, self.saver.wait())
         return _settled(state, self.saver.begin(partial(self._write, self.folder, Checkpoint(state, lines))))
