@@ -50,6 +50,8 @@ class Bad(FedAvg):
                 return torch.log(1.0 - due * 2.0)
             case "gradient":  # the root of a sum that has become 0: its slope is infinite
                 return ((1.0 - due * 1.0) * z.square().sum()).sqrt()
+            case "descended":
+                return z.exp().sum() / (1.0 - due * 1.0)
             case "constant":  # has no gradient: the weights stay finite
                 return torch.log(1.0 - due * 1.0).detach()
         return z.sum() * 0
@@ -102,6 +104,19 @@ def test_a_gradient_that_is_not_finite_is_told_from_the_loss(runtime: str) -> No
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_masks_of_infinities_are_harmless(runtime: str) -> None:
     assert failures(Bad(kind="none"), RUNTIMES[runtime]()) == []
+
+
+def test_what_is_only_recorded_beside_the_loss_is_not_blamed() -> None:
+    @dataclass(frozen=True)
+    class Recording(Bad):
+        def loss(self, model: Any, batch: Any, message: Any, memory: Any) -> Tensor:
+            torch.log(1.0 - batch.is_last_epoch * 2.0)  # not a number, and of no consequence
+            return super().loss(model, batch, message, memory)
+
+    found = failures(Recording(kind="descended"), Sequential())
+    assert "step 3 of 4: the loss was inf: it began with `div` in Bad.term" in found[0].detail.replace(
+        "__", ""
+    ).replace("truediv", "div")
 
 
 def test_a_step_that_is_too_long_is_the_optimisers() -> None:

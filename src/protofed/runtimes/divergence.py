@@ -84,9 +84,11 @@ class _Watched:
         with _Operations(self.witness.harmless) as operations:
             loss = self.loss(*arguments)
         if loss.isfinite().all():
-            self.witness.harmless |= {place for place, _ in operations.found}
+            self.witness.harmless |= {place for place, _, _ in operations.found}
             return loss
-        first = next((text for _, text in operations.found), "no operation of it was seen to begin")
+        # What the loss descends comes before what is only recorded beside it.
+        found = sorted(operations.found, key=lambda one: not one[2])
+        first = found[0][1] if found else "no operation of it was seen to begin"
         raise self.witness.found(f"the loss was {loss.item():g}: {first}")
 
 
@@ -96,8 +98,8 @@ class _Operations(TorchFunctionMode):
     def __init__(self, harmless: set[str]) -> None:
         super().__init__()
         self._harmless = harmless
-        self.found: list[tuple[str, str]] = []
-        """The place, and what is said of it."""
+        self.found: list[tuple[str, str, bool]] = []
+        """The place, what is said of it, and whether a gradient goes through it."""
 
     def __enter__(self) -> Self:
         self._base = sys._getframe(1)
@@ -110,7 +112,8 @@ class _Operations(TorchFunctionMode):
         if name not in MASKS and not _is_finite(value) and _is_finite((args, kwargs)):
             place, text = _place(sys._getframe(1), self._base)
             if place not in self._harmless:
-                self.found.append((place, f"it began with `{name}` {text}"))
+                has_gradient = any(leaf.requires_grad for leaf in tree.leaves(value) if isinstance(leaf, Tensor))
+                self.found.append((place, f"it began with `{name}` {text}", has_gradient))
         return value
 
 
