@@ -841,7 +841,7 @@ def test_a_change_that_was_allowed_once_need_not_be_allowed_again(begun: tuple[E
     folder.write_config("[training]\nrounds = 2\n")
     other = replace(experiment, config="[training]\nrounds = 3\n", identity="another")
     execute(other, folder, resume=True, allowed_changes=["training.rounds"], should_stop=lambda: True)
-    execute(other, folder, resume=True)
+    assert execute(other, folder, resume=True).is_complete
 
 
 def test_a_kill_at_any_operation_of_an_allowed_change_changes_no_bit(
