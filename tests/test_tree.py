@@ -1,10 +1,13 @@
 """Records are immutable trees with names, and their mean does not depend on the order of arrival."""
 
+from collections import OrderedDict, deque
 from dataclasses import FrozenInstanceError
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from doubles import bits
@@ -154,3 +157,35 @@ def test_norms_by_hand() -> None:
     assert tree.norms(leaves).tolist() == [5.0, 5.0]
     assert tree.norms(leaves, torch.inf).tolist() == [4.0, 5.0]
     assert tree.norms([torch.tensor([1])]).tolist() == []
+
+
+def word(key: Any) -> str:
+    return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(1),
+        None,
+        {"b": torch.zeros(1), "a": [torch.ones(1), ()], "": {"": torch.ones(2)}},
+        OrderedDict(b=torch.zeros(1), a={3: torch.ones(1)}),
+        Pair(torch.zeros(1), torch.ones(1)),
+        [Nothing(), {"x": None}, (torch.zeros(1),), outer(), Inner(None, [torch.zeros(1)])],  # type: ignore[arg-type]
+    ],
+)
+def test_names_are_those_of_torch_in_the_order_of_the_leaves(value: Any) -> None:
+    pairs, _ = pytree.tree_flatten_with_path(value)
+    named = tree.named_leaves(value)
+    assert list(named) == ["/".join(word(key) for key in path) for path, _ in pairs]
+    assert all(mine is other for mine, (_, other) in zip(named.values(), pairs, strict=True))
+
+
+def test_other_containers_are_refused() -> None:
+    with pytest.raises(TypeError, match="deque cannot hold leaves: use records, dicts, lists and tuples"):
+        tree.named_leaves({"a": deque([torch.zeros(1)])})

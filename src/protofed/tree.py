@@ -1,7 +1,7 @@
 """Records: immutable trees of tensors, and the arithmetic that federated learning does on them."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar, dataclass_transform
 
 import torch
@@ -44,10 +44,8 @@ def leaves(tree: Tree) -> list[Tensor]:
 
 def named_leaves(tree: Tree) -> dict[str, Tensor]:
     """Leaf by path, such as `params/features.0.weight`, in the order of the tree."""
-    pairs, _ = pytree.tree_flatten_with_path(tree)
-    named = {"/".join(_word(key) for key in path): leaf for path, leaf in pairs}
-    if len(named) != len(pairs):
-        raise ValueError(f"two leaves of a tree have the same name, one of {', '.join(named)}")
+    named: dict[str, Tensor] = {}
+    _name(tree, "", named)
     return named
 
 
@@ -111,16 +109,32 @@ def _as_kind(mean: Tensor, kind: torch.dtype) -> Tensor:
     return mean.to(kind) if kind.is_floating_point else mean.round().to(kind)
 
 
-def _word(key: Any) -> str:
-    match key:
-        case pytree.GetAttrKey():
-            word = key.name
-        case pytree.MappingKey():
-            word = str(key.key)
-        case pytree.SequenceKey():
-            word = str(key.idx)
-        case _:
-            raise TypeError(f"{key!r} cannot name a leaf: use records, dicts, lists and tuples")
-    if "/" in word:
-        raise ValueError(f"{word!r} cannot name a leaf: '/' separates the words of a path")
-    return word
+def _name(tree: Tree, prefix: str, named: dict[str, Tensor]) -> None:
+    """Adds the leaves of a tree under this prefix. Every upload is named, so this is done by hand, for speed."""
+    children = None if isinstance(tree, Tensor) else _children(tree)
+    if children is None:
+        if prefix[:-1] in named:
+            raise ValueError(f"two leaves of a tree have the same name, {prefix[:-1]!r}")
+        named[prefix[:-1]] = tree
+        return
+    for word, child in children:
+        if "/" in word:
+            raise ValueError(f"{word!r} cannot name a leaf: '/' separates the words of a path")
+        _name(child, f"{prefix}{word}/", named)
+
+
+def _children(tree: Tree) -> list[tuple[str, Tree]] | None:
+    """What a node holds, in the order of its leaves; None for a leaf."""
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if type(tree) not in pytree.SUPPORTED_NODES:
+        return None
+    match tree:
+        case dict():
+            return [(str(key), child) for key, child in tree.items()]
+        case list() | tuple():
+            return [(str(i), child) for i, child in enumerate(tree)]
+    if is_dataclass(tree):  # a field that is None has no leaf
+        fields = [(name, getattr(tree, name)) for name in tree.__dataclass_fields__]
+        return [(name, child) for name, child in fields if child is not None]
+    raise TypeError(f"{type(tree).__name__} cannot hold leaves: use records, dicts, lists and tuples")
