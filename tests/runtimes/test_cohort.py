@@ -21,7 +21,7 @@ from protofed.runtimes import executors
 from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.executors import _phases, _width
 from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.loops import Loops
+from protofed.runtimes.loops import Loops, by_autograd
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.stage import Stage
 from protofed.runtimes.state import State
@@ -338,3 +338,23 @@ def test_requests_that_see_their_examples_differently_are_not_alike() -> None:
     request = FedAvg().train(local, message, None).send(None)
     keys = {Loops("float32").of(replace(request, **change)).key for change in ({}, {}, {"transform": Transform(pad=1)})}
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, momentum=0.9), Sam(Sgd(lr=0.1))], ids=lambda o: type(o).__name__)
+def test_a_step_in_place_is_the_same_step(optimizer: Optimizer) -> None:
+    """As on a GPU: statistics of BatchNorm change where they are, once for each step, wherever the optimiser asks."""
+    federation = Federation(FedAvg(), tiny(), Training(optimizer=optimizer, batch_size=4), Sequential())
+    request = FedAvg().train(federation.local("c00", 0), federation.start().server, None).send(None)
+    loop = Loops("float32").of(request)
+    stage = Stage([loop], None, torch.device("cpu"), interleaved=False)
+    stage.load([loop])
+    batch = tree.map(lambda leaf: leaf[0], stage.batch(slice(0, 1), stage.counter))
+    given = tree.map(torch.clone, loop.carry)
+    with torch.no_grad():
+        apart, _ = loop.body(loop.carry, loop.known, batch, by_autograd)
+        there, _ = loop.body(given, loop.known, batch, by_autograd, in_place=True)
+    for name, leaf in apart[0].items():
+        torch.testing.assert_close(there[0][name], leaf, rtol=1e-6, atol=1e-7)
+        if "running" in name:
+            assert there[0][name] is given[0][name]
+            assert not torch.equal(leaf, loop.carry[0][name])

@@ -6,7 +6,7 @@ be run together, in whatever way: the body does not know. It must not leave the 
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from protofed.data import Batch, Data, Draws, Plan, Transform, training_plan
 from protofed.method import Fit, Map, Objective, Request, Total
 from protofed.networks import Model, Networks, Precision
 from protofed.optim import Optimizer, Sgd, at_rate, rate_of
-from protofed.runtimes.placement import CPU, on
+from protofed.runtimes.placement import on
 from protofed.tree import Params, Tree
 
 LARGEST_BATCH = 1024
@@ -27,12 +27,12 @@ LARGEST_BATCH = 1024
 
 LossOf = Callable[[Params, Params], Tensor]
 """Of trained weights and buffers; changes the buffers in place."""
-Slope = Callable[[LossOf, Params, Params], tuple[Params, Params, Tensor]]
-"""The gradient of a loss, the buffers after it, and the loss."""
+Slope = Callable[[LossOf, Params, Params, bool], tuple[Params, Params, Tensor]]
+"""The gradient of a loss, the buffers after it, which may be changed where they are if so told, and the loss."""
 
 
-def by_autograd(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params, Tensor]:
-    own = {name: leaf.clone() for name, leaf in buffers.items()}
+def by_autograd(loss_of: LossOf, weights: Params, buffers: Params, in_place: bool) -> tuple[Params, Params, Tensor]:
+    own = buffers if in_place else {name: leaf.clone() for name, leaf in buffers.items()}
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
     with torch.enable_grad():
         loss = loss_of(leaves, own)
@@ -40,8 +40,8 @@ def by_autograd(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Para
     return dict(zip(leaves, grads, strict=True)), own, loss.detach()
 
 
-def by_transform(loss_of: LossOf, weights: Params, buffers: Params) -> tuple[Params, Params, Tensor]:
-    """The same in a way that vmap can map."""
+def by_transform(loss_of: LossOf, weights: Params, buffers: Params, _: bool) -> tuple[Params, Params, Tensor]:
+    """The same in a way that vmap can map, where nothing is changed in place."""
 
     def loss(leaves: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
         own = {name: leaf.clone() for name, leaf in buffers.items()}
@@ -81,7 +81,7 @@ class FitBody:
         states = list(states)
         for i, objective in enumerate(self.objectives):
             weights = tree.select(params, self.trained[i])
-            gradient = _Gradient(self, objective, params, context, batch, slope)
+            gradient = _Gradient(self, objective, params, context, batch, slope, in_place)
             step = optimizer.step_in_place if in_place and isinstance(optimizer, Sgd) else optimizer.step
             weights, states[i] = step(gradient, weights, states[i])
             params = {**params, **gradient.buffers, **weights}
@@ -94,17 +94,24 @@ class _Gradient:
     the weights themselves, not to places that an optimiser tries."""
 
     def __init__(
-        self, body: FitBody, objective: Objective, params: Params, context: Tree, batch: Batch, slope: Slope
+        self,
+        body: FitBody,
+        objective: Objective,
+        params: Params,
+        context: Tree,
+        batch: Batch,
+        slope: Slope,
+        in_place: bool,
     ) -> None:
         self._body, self._objective, self._params = body, objective, params
         self._context, self._batch, self._slope = context, batch, slope
-        self._is_first = True
+        self._is_first, self._in_place = True, in_place
         self.trouble: Tensor | float = 0.0
         """0 times the losses: not a number once one of them was not finite."""
         self.buffers = without_names(params, body.networks.trainable)
 
     def __call__(self, weights: Params) -> Params:
-        grads, buffers, loss = self._slope(self._loss, weights, self.buffers)
+        grads, buffers, loss = self._slope(self._loss, weights, self.buffers, self._in_place and self._is_first)
         self.trouble = self.trouble + 0 * loss
         if self._is_first:
             self.buffers, self._is_first = buffers, False
@@ -187,7 +194,7 @@ class Loop:
 
 def spec(value: Tree) -> Hashable:
     leaves, structure = pytree.tree_flatten(value)
-    return str(structure), tuple(None if leaf is None else (leaf.dtype, tuple(leaf.shape)) for leaf in leaves)
+    return structure, tuple(None if leaf is None else (leaf.dtype, tuple(leaf.shape)) for leaf in leaves)
 
 
 def without_names(params: Params, names: tuple[str, ...]) -> Params:
@@ -196,7 +203,7 @@ def without_names(params: Params, names: tuple[str, ...]) -> Params:
 
 
 class Loops:
-    """Makes loops of requests."""
+    """Makes loops of requests; out of `on`, since their plans begin on the CPU."""
 
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
@@ -237,7 +244,7 @@ class Loops:
             leaves = tree.leaves(carry)
             return tree.with_leaves(carry, [leaf.to(kind) for leaf, kind in zip(leaves, kinds, strict=True)])
 
-        return Loop(body, sums, known, request.data, _looking_plan(request.data), request.transform, answer)
+        return Loop(body, sums, known, request.data, _looking_plan(len(request.data)), request.transform, answer)
 
     def _map(self, request: Map[Any]) -> Loop:
         body = MapBody(request.networks, request.function, self._precision)
@@ -248,7 +255,7 @@ class Loops:
         def answer(_: Tree, outputs: Tree) -> Tree:
             return tree.map(lambda leaf: leaf.flatten(0, 1)[:n], outputs)
 
-        plan = _looking_plan(request.data)
+        plan = _looking_plan(n)
         return Loop(body, (), known, request.data, plan, request.transform, answer, example)
 
     def _output(self, request: Request[Any], known: Tree, body: TotalBody | MapBody) -> Tree:
@@ -270,18 +277,16 @@ def _first(request: Request[Any]) -> Batch:
 
 def _fit_plan(request: Fit) -> Plan:
     draws = torch.Generator().manual_seed(request.seed)
-    with torch.device(CPU):
-        positions = Data(torch.empty(0), torch.empty(0), torch.arange(len(request.data)))
-        return training_plan(positions, request.batch_size, request.epochs, request.transform, draws)
+    positions = Data(torch.empty(0), torch.empty(0), torch.arange(len(request.data)))
+    return training_plan(positions, request.batch_size, request.epochs, request.transform, draws)
 
 
-def _looking_plan(data: Data) -> Plan:
+@lru_cache
+def _looking_plan(n: int) -> Plan:
     """One pass in order. Batches have few different sizes, so that clients of different sizes are alike."""
-    with torch.device(CPU):
-        n = len(data)
-        size = min(LARGEST_BATCH, 1 << (n - 1).bit_length())
-        steps = ceil(n / size)
-        position = torch.arange(steps * size)
-        weight = (position < n).float().view(steps, size)
-        index = (position % n).view(steps, size)
-        return Plan(index, weight, torch.ones(steps, dtype=torch.bool), torch.arange(steps), Draws(None, None, None))
+    size = min(LARGEST_BATCH, 1 << (n - 1).bit_length())
+    steps = ceil(n / size)
+    position = torch.arange(steps * size)
+    weight = (position < n).float().view(steps, size)
+    index = (position % n).view(steps, size)
+    return Plan(index, weight, torch.ones(steps, dtype=torch.bool), torch.arange(steps), Draws(None, None, None))

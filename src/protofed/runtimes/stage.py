@@ -46,6 +46,7 @@ class Stage:
                 for leaf, is_shared in zip(known, self.shared, strict=True)
             ]
         self.output_like = pytree.tree_structure(first.example)
+        self._carry_of = [[buffer[k] for buffer in self.carry] for k in range(self.size)]
 
     def _own_store(self, first: Loop) -> tuple[Tensor, Tensor]:
         x = torch.zeros((self.size * self.rows, *first.data.x.shape[1:]), dtype=first.data.x.dtype)
@@ -72,7 +73,7 @@ class Stage:
         self._load_plans(loops)
         targets, sources = [], []
         for k, loop in enumerate(loops):
-            targets += [buffer[k] for buffer in self.carry]
+            targets += self._carry_of[k]
             sources += pytree.tree_leaves(loop.carry)
             for buffer, leaf, is_shared in zip(self.known, pytree.tree_leaves(loop.known), self.shared, strict=True):
                 if leaf is None:
@@ -144,7 +145,7 @@ class Stage:
 
     def result(self, k: int, loop: Loop) -> Any:
         """The answer to a client's request, apart from what the next loops will overwrite."""
-        carry = pytree.tree_unflatten([leaf[k] for leaf in self.carry], self.carry_like)
+        carry = pytree.tree_unflatten(self._carry_of[k], self.carry_like)
         outputs = [leaf[k, : loop.num_steps] for leaf in self.outputs]
         answer = loop.answer(carry, pytree.tree_unflatten(outputs, self.output_like) if outputs else None)
         leaves, structure = pytree.tree_flatten(answer)
