@@ -18,6 +18,7 @@ from protofed.networks import Precision
 from protofed.optim import Gradient
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
+from protofed.runtimes.memory import keep_freed_memory
 from protofed.runtimes.placement import CPU, Residence, working
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
@@ -40,6 +41,7 @@ class Sequential:
         self._residence = Residence(self.device)
 
     def open(self, federation: "Federation") -> AbstractContextManager[None]:
+        keep_freed_memory()
         return working(self.device, self.precision, self.deterministic)
 
     def close(self) -> None:

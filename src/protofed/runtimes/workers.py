@@ -33,6 +33,7 @@ from protofed import tree
 from protofed.errors import BadInput, RunFailed
 from protofed.method import ClientId, Reply, Request, Task
 from protofed.runtimes.jobs import Failure, Job, Reason, failure_of
+from protofed.runtimes.memory import keep_freed_memory
 from protofed.runtimes.placement import CPU
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
@@ -65,6 +66,7 @@ class Workers:
         if known is None or known.method is not federation.method or known.task is not federation.task:
             self.close()
             self._federation = federation
+            keep_freed_memory()
             self._idle = [self._new() for _ in range(self._size)]
         return nullcontext()
 

@@ -1,0 +1,24 @@
+"""What the C library does with memory that a step has freed.
+
+A step on the CPU asks for megabytes, frees them, and the next step asks for the same again. Left to itself, glibc gives
+such memory back to the system at once, which must then zero every page anew: a fifth of the time of a small network.
+"""
+
+import ctypes
+import sys
+
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
+"""Names of glibc's settings in malloc.h."""
+KEPT = 256 << 20
+"""Bytes of freed memory that a process may hold on to."""
+LARGEST = 32 << 20
+"""Bytes of a piece of memory that is kept at all; glibc allows no more."""
+
+
+def keep_freed_memory() -> None:
+    """From now on, memory that this process and those forked from it free is kept for what is asked for next. Other C
+    libraries than glibc have no such setting."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None:
+        set_option(TRIM_THRESHOLD, KEPT)
+        set_option(MMAP_THRESHOLD, LARGEST)
