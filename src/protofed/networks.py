@@ -63,6 +63,7 @@ class Networks:
             for mode, modules in self._modes.items()
         }
         self._constants = [_constants(module) for modules in self._modes.values() for module in modules.values()]
+        self._pooling = {part for part, module in parts.items() if _is_pooling(module)}
         state = _state(parts)
         self.shapes = {name: leaf.shape for name, leaf in state.items()}
         """Of all entries of `Params`."""
@@ -104,6 +105,8 @@ class Networks:
         slots = self._slots[training][part]
         for store, name, key, _ in slots:
             store[name] = params[key]
+        if part in self._pooling:
+            inputs = tuple(map(_channels_last, inputs))
         output = self._modes[training][part](*inputs)
         for store, name, key, is_buffer in slots:
             if is_buffer and store[name] is not params[key]:  # assigned anew, not changed in place
@@ -248,6 +251,20 @@ def _constants(module: nn.Module) -> list[tuple[str, dict[str, Any], str, Tensor
         for name, leaf in layer._buffers.items()
         if leaf is not None and name in layer._non_persistent_buffers_set
     ]
+
+
+def _is_pooling(module: nn.Module) -> bool:
+    """Whether it has layers of max pooling, and none but torch's own, which work with any layout of their inputs."""
+    layers = list(module.modules())
+    is_known = all(type(layer).__module__.startswith("torch.nn.") for layer in layers)
+    return is_known and any(isinstance(layer, nn.MaxPool2d) for layer in layers)
+
+
+def _channels_last(x: Any) -> Any:
+    """The same images, but on a CPU laid out with the channels of a pixel together, and so are all maps made of them:
+    max pooling is ten times faster then, since it compares many channels at once."""
+    is_image = isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if is_image else x
 
 
 def _signature(parts: Parts) -> str:

@@ -127,7 +127,7 @@ def _gradient(
         loss = objective.loss(model, batch, *request.context)
         losses.append(loss.detach())
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, grads, strict=True))
+        return {name: grad.contiguous() for name, grad in zip(leaves, grads, strict=True)}
 
     return gradient
 
