@@ -178,6 +178,20 @@ def test_bytes_are_scaled_and_normalised_per_channel() -> None:
     torch.testing.assert_close(transform.clean(x).flatten(), torch.tensor([-1.0, 2.0, 0.5]))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
+def test_bytes_may_be_moved_first_and_looked_up_then(device: str) -> None:
+    """To the last bit, as on a GPU."""
+    draws = torch.Generator().manual_seed(0)
+    transform = Transform(mean=(0.48, 0.46, 0.41), std=(0.25, 0.24, 0.26), pad=2, flip=True)
+    x = torch.randint(0, 256, (6, 3, 8, 9), dtype=torch.uint8, generator=draws)
+    x[0, :, 0, 0] = torch.tensor([0, 127, 255])
+    drawn = transform.draw(draws, 1, 6).at(0)
+    expected = transform.normalise(transform.vary(transform.scale(x), drawn))
+    there = Draws(*(None if d is None else d.to(device) for d in (drawn.offset, drawn.flip, drawn.angle)))
+    assert torch.equal(transform.looked_up(transform.vary(x.to(device), there)).cpu(), expected)
+    assert torch.equal(transform.varied(x.to(device), there).cpu(), expected)
+
+
 def test_floats_are_taken_as_they_are() -> None:
     x = torch.tensor([[300.0, -2.0]])
     assert torch.equal(Transform().clean(x), x)

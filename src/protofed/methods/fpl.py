@@ -79,11 +79,12 @@ class FPL(PrototypeSharing[Targets]):
 
     def _combined(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
         clusters, label, consistent = [], [], previous.consistent.mean.clone()
-        owners = torch.stack([p.is_known for p in prototypes]).sum(0)
+        means = torch.stack([p.mean for p in prototypes])  # (K, C, D)
+        is_known = torch.stack([p.is_known for p in prototypes])  # (K, C)
+        owners = is_known.sum(0)
         for c in range(len(owners)):
             if owners[c]:
-                own = torch.stack([p.mean[c] for p in prototypes if p.is_known[c]])
-                contrasted, consistent[c] = self.of_class(own)
+                contrasted, consistent[c] = self.of_class(means[is_known[:, c], c])
             else:
                 contrasted = previous.clusters[previous.label == c]
             clusters.append(contrasted)

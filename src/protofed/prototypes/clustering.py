@@ -74,7 +74,7 @@ def linked(neighbours: Tensor) -> Tensor:
     from scipy.sparse import csr_array  # slow imports that few runs need
     from scipy.sparse.csgraph import connected_components
 
-    graph = csr_array((np.ones(n), (np.arange(n), neighbours.cpu().numpy())), shape=(n, n))
+    graph = csr_array((np.ones(n), neighbours.cpu().numpy(), np.arange(n + 1)), shape=(n, n))  # one entry in each row
     component = connected_components(graph, directed=False)[1].astype(np.int64)
     return torch.from_numpy(component).to(neighbours.device)
 

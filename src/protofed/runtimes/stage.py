@@ -133,7 +133,7 @@ class Stage:
         row = now(self.row)
         draws = Draws(*(d if d is None else now(d).flatten(0, 1) for d in self.draws_buffers))
         flat = row.flatten()
-        x = self.transform.normalise(self.transform.vary(self.transform.scale(self.x[flat]), draws))
+        x = self.transform.varied(self.x[flat], draws)
         return Batch(
             x=x.view(*row.shape, *x.shape[1:]),
             y=self.y[flat].view(row.shape),
