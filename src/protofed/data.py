@@ -199,10 +199,11 @@ def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 @cache
 def _table(transform: Transform, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What each byte of each channel becomes, (C · 256,), and where a channel's bytes begin, (C, 1, 1)."""
+    """What each byte of each channel becomes on the CPU, (C · 256,), and where a channel's bytes begin, (C, 1, 1)."""
     channels = len(transform.mean)
-    byte = torch.arange(256, dtype=torch.uint8, device=device).expand(1, channels, 1, 256)
-    return transform.clean(byte).flatten(), 256 * torch.arange(channels, device=device)[:, None, None]
+    byte = torch.arange(256, dtype=torch.uint8, device="cpu").expand(1, channels, 1, 256)
+    start = 256 * torch.arange(channels, device="cpu")[:, None, None]
+    return transform.clean(byte).flatten().to(device), start.to(device)
 
 
 def _crop(x: Tensor, offset: Tensor, height: int, width: int) -> Tensor:

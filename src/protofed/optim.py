@@ -30,7 +30,8 @@ class Optimizer(Protocol):
     def for_round(self, round: int) -> Self:
         """This optimiser as it is in a given round."""
 
-    def init(self, params: Params) -> Tree: ...
+    def init(self, params: Params) -> Tree:
+        """The state before the first step, which hangs on the shapes of the weights alone."""
 
     def step(self, gradient: Gradient, params: Params, state: Tree) -> tuple[Params, Tree]: ...
 

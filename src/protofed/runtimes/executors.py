@@ -46,11 +46,11 @@ class Streams:
             self._steps.append(self._streams.recorded(k, partial(self._step, k), is_new=k == 0))
 
     def run(self, num_steps: Sequence[int]) -> None:
+        """All clients go on together and end together, so that the device is as busy at the end as at the beginning."""
+        turns = sorted((step / steps, k) for k, steps in enumerate(num_steps) for step in range(steps))
         with self._streams:
-            for step in range(max(num_steps)):
-                for k, steps in enumerate(num_steps):
-                    if step < steps:
-                        self._streams.call(k, self._steps[k])
+            for _, k in turns:
+                self._streams.call(k, self._steps[k])
 
     def _step(self, k: int) -> None:
         stage, counter = self.stage, self.stage.counter[k : k + 1]

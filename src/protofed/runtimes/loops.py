@@ -25,6 +25,9 @@ from protofed.tree import Params, Tree
 LARGEST_BATCH = 1024
 """Of examples that are only looked at."""
 
+MOST_FRESH = 8
+"""States of optimisers before the first step that are kept, each as large as the weights that it is for."""
+
 LossOf = Callable[[Params, Params], Tensor]
 """Of trained weights and buffers; changes the buffers in place."""
 Slope = Callable[[LossOf, Params, Params, bool], tuple[Params, Params, Tensor]]
@@ -208,6 +211,7 @@ class Loops:
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
         self._seen: dict[Hashable, Tree] = {}
+        self._fresh: dict[Hashable, Tree] = {}
 
     def of(self, request: Request[Any]) -> Loop:
         match request:
@@ -222,7 +226,6 @@ class Loops:
     def _fit(self, request: Fit) -> Loop:
         networks, params, optimizer = request.networks, dict(request.params), request.optimizer
         trained = request.trained()
-        states = [optimizer.init(weights) for weights in trained]
         rate = rate_of(optimizer)
         changes = rate is not None and optimizer.for_round(1) != optimizer
         device = request.data.y.device
@@ -230,8 +233,19 @@ class Loops:
         steady = at_rate(optimizer, 1.0) if changes else optimizer
         body = FitBody(networks, request.objectives, tuple(map(tuple, trained)), steady, changes, self._precision)
         plan = _fit_plan(request)
-        carry = params, states, torch.zeros((), device=device)
+        carry = params, *self._beginning(steady, trained, device)
         return Loop(body, carry, known, request.data, plan, request.transform, lambda last, _: (last[0], last[2]))
+
+    def _beginning(self, optimizer: Optimizer, trained: list[Params], device: torch.device) -> tuple[Tree, Tensor]:
+        """The optimisers' states before the first step, and that no loss was not finite: the same tensors for all
+        clients that train alike, so that one copy serves all."""
+        key = (optimizer, spec(trained), device)
+        if key not in self._fresh:
+            if len(self._fresh) == MOST_FRESH:
+                self._fresh.clear()
+            self._fresh[key] = [optimizer.init(weights) for weights in trained], torch.zeros((), device=device)
+        fresh: tuple[Tree, Tensor] = self._fresh[key]
+        return fresh
 
     def _total(self, request: Total[Any]) -> Loop:
         body = TotalBody(request.networks, request.statistic, self._precision)

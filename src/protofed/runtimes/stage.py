@@ -46,7 +46,6 @@ class Stage:
                 for leaf, is_shared in zip(known, self.shared, strict=True)
             ]
         self.output_like = pytree.tree_structure(first.example)
-        self._carry_of = [[buffer[k] for buffer in self.carry] for k in range(self.size)]
 
     def _own_store(self, first: Loop) -> tuple[Tensor, Tensor]:
         x = torch.zeros((self.size * self.rows, *first.data.x.shape[1:]), dtype=first.data.x.dtype)
@@ -72,18 +71,20 @@ class Stage:
         """Puts these loops at their beginning, the longest first."""
         self._load_plans(loops)
         targets, sources = [], []
-        for k, loop in enumerate(loops):
-            targets += self._carry_of[k]
-            sources += pytree.tree_leaves(loop.carry)
-            for buffer, leaf, is_shared in zip(self.known, pytree.tree_leaves(loop.known), self.shared, strict=True):
-                if leaf is None:
-                    continue
-                if not is_shared:
-                    targets.append(buffer[k])
-                    sources.append(leaf)
-                elif k == 0:
-                    targets.append(buffer)
-                    sources.append(leaf)
+        carried = zip(self.carry, _columns(loop.carry for loop in loops), strict=True)
+        known = zip(self.known, _columns(loop.known for loop in loops), self.shared, strict=True)
+        for buffer, leaves in [*carried, *((buffer, leaves) for buffer, leaves, is_shared in known if not is_shared)]:
+            mine = buffer[: len(loops)]
+            if _is_shared(leaves):  # one copy for all clients
+                targets.append(mine)
+                sources.append(leaves[0].expand_as(mine))
+            else:
+                targets += mine.unbind()
+                sources += leaves
+        for buffer, leaf, is_shared in zip(self.known, pytree.tree_leaves(loops[0].known), self.shared, strict=True):
+            if is_shared and leaf is not None:
+                targets.append(buffer)
+                sources.append(leaf)
         copy(targets, sources)
         self.counter.zero_()
 
@@ -145,7 +146,7 @@ class Stage:
 
     def result(self, k: int, loop: Loop) -> Any:
         """The answer to a client's request, apart from what the next loops will overwrite."""
-        carry = pytree.tree_unflatten(self._carry_of[k], self.carry_like)
+        carry = pytree.tree_unflatten([leaf[k] for leaf in self.carry], self.carry_like)
         outputs = [leaf[k, : loop.num_steps] for leaf in self.outputs]
         answer = loop.answer(carry, pytree.tree_unflatten(outputs, self.output_like) if outputs else None)
         leaves, structure = pytree.tree_flatten(answer)
