@@ -124,7 +124,8 @@ def image_model(name: ImageModel, channels: int, num_classes: int, pixels: int) 
 
 
 class Block(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes."""
+    """Two 3 × 3 convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes. Maps are large:
+    those that no gradient needs are changed where they are."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -138,14 +139,15 @@ class Block(nn.Module):
             self.shortcut.append(nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
-        return F.relu(inner + self.shortcut(x))
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)), inplace=True)))
+        inner += self.shortcut(x)
+        return F.relu(inner, inplace=True)
 
 
 def _resnet(channels: int, blocks: int, stem_stride: int) -> nn.Sequential:
     """The features of a ResNet without max-pooling: a stem, so many blocks in each of four stages, a global mean."""
     stem = nn.Conv2d(channels, WIDTHS[0], 3, stride=stem_stride, padding=1, bias=False)
-    layers: list[nn.Module] = [stem, nn.BatchNorm2d(WIDTHS[0]), nn.ReLU()]
+    layers: list[nn.Module] = [stem, nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(inplace=True)]
     width = WIDTHS[0]
     for stage, outputs in enumerate(WIDTHS):
         for k in range(blocks):
