@@ -8,12 +8,13 @@ floor is one model that takes the batches of all clients as one, in a plain loop
 in the largest pieces. Rows are measured one after another in one process; medians of all rounds but the first.
 
 Run it with `python benchmarks/cohort.py --out cohort.json`; `--read cohort.json --figure cohort.svg` draws what a run
-has found.
+has found. `--kernels` says instead what the GPU spends a ResNet-10's step on, and what the floor's.
 """
 
 import argparse
 import gc
 import json
+import re
 import statistics
 import sys
 import time
@@ -35,6 +36,7 @@ from protofed.method import Task
 from protofed.methods import METHODS
 from protofed.networks import Precision
 from protofed.optim import Sgd
+from protofed.runtimes import executors
 from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.sequential import Sequential
@@ -133,9 +135,8 @@ def measured(work: Work, method: str, runtime: Any, rounds: int) -> dict[str, An
     }
 
 
-def floor(work: Work, precision: Precision, models: int = 1) -> float:
-    """Milliseconds of a plain eager step over the number of clients: one model at the batch of all of them, or, with a
-    model for each client, one after another."""
+def plain_step(work: Work, precision: Precision, models: int = 1) -> Callable[[], None]:
+    """A plain eager step: one model at the batch of all clients, or, with a model for each, one after another."""
     clients = len(work.sizes)
     batch = work.batch_size * clients // models
     networks = [
@@ -156,14 +157,62 @@ def floor(work: Work, precision: Precision, models: int = 1) -> float:
             F.cross_entropy(logits.float(), y).backward()
             optimizer.step()
 
-    times = []
+    return step
+
+
+def floor(work: Work, precision: Precision, models: int = 1) -> float:
+    """Milliseconds of a plain step over the number of clients."""
+    step, times = plain_step(work, precision, models), []
     for _ in range(8):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    return 1000 * statistics.median(times[3:]) / clients
+    return 1000 * statistics.median(times[3:]) / len(work.sizes)
+
+
+KINDS = {
+    "convolutions, gradient of the weights": "wgrad",
+    "convolutions, gradient of the inputs": "dgrad",
+    "convolutions, forward": "fprop|convolve|ImplicitGemm",
+    "BatchNorm": "batch_?norm|bn_fw|bn_bw",
+    "optimiser": "multi_tensor",
+    "gathering and varying examples": "index|flip",
+    "activations, sums and casts": "elementwise",
+    "layouts and cleared memory": "memset|memcpy|convert|nchw|nhwc|workspace|transform",
+}
+"""What a kernel does, by what is in its name; the first that fits."""
+
+
+def by_kind(action: Callable[[], object], steps: int) -> dict[str, float]:
+    """Milliseconds of the GPU for a client's step, by what it does."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        action()
+        torch.cuda.synchronize()
+    found = dict.fromkeys([*KINDS, "all else"], 0.0)
+    for kernel in profiler.key_averages():
+        kind = next((kind for kind, words in KINDS.items() if re.search(words, kernel.key, re.IGNORECASE)), "all else")
+        found[kind] += kernel.self_device_time_total / 1000 / steps
+    return found
+
+
+def kernels(work: Work, precision: Precision) -> None:
+    """Prints what a step is spent on, if nothing runs beside it, and what the floor's is."""
+    executors.NUM_STREAMS = 1
+    runtime = Cohort("cuda", precision, "streams")
+    training = Training(rounds=3, epochs=1, batch_size=work.batch_size, optimizer=OPTIMIZER)
+    federation = Federation(METHODS["fedavg"](), work.task(), training, runtime)
+    state = federation.advance(federation.start())
+    mine = by_kind(lambda: federation.advance(state), replace(work, epochs=1).steps)
+    step = plain_step(work, precision)
+    for _ in range(5):
+        step()
+    theirs = by_kind(step, len(work.sizes))
+    print(f"\n{work.title}, {precision}\n\n| ms a client step | one client | floor |\n| --- | ---: | ---: |")
+    for kind in mine:
+        print(f"| {kind} | {mine[kind]:.3f} | {theirs[kind]:.3f} |")
+    print(f"| together | {sum(mine.values()):.3f} | {sum(theirs.values()):.3f} |", flush=True)
 
 
 def hardware() -> dict[str, str]:
@@ -211,7 +260,12 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose title holds this")
+    parser.add_argument("--kernels", action="store_true", help="only what a step is spent on")
     options = parser.parse_args()
+    if options.kernels:
+        for precision in ("tf32", "bf16"):
+            kernels(DIGITS, precision)
+        return
     if options.read:
         draw(json.loads(options.read.read_text())["rows"], options.figure)
         return
