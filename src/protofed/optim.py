@@ -31,7 +31,7 @@ class Optimizer(Protocol):
         """This optimiser as it is in a given round."""
 
     def init(self, params: Params) -> Tree:
-        """The state before the first step, which hangs on the shapes of the weights alone."""
+        """The state before the first step."""
 
     def step(self, gradient: Gradient, params: Params, state: Tree) -> tuple[Params, Tree]: ...
 

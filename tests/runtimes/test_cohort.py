@@ -25,6 +25,7 @@ from protofed.runtimes.loops import Loops, by_autograd
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.stage import Stage
 from protofed.runtimes.state import State
+from protofed.tree import Params
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 ROUNDS = 3
@@ -338,6 +339,32 @@ def test_requests_that_see_their_examples_differently_are_not_alike() -> None:
     request = FedAvg().train(local, message, None).send(None)
     keys = {Loops("float32").of(replace(request, **change)).key for change in ({}, {}, {"transform": Transform(pad=1)})}
     assert len(keys) == 2
+
+
+@dataclass(frozen=True)
+class Tethered(Sgd):
+    """Is pulled back to where it began."""
+
+    def init(self, params: Params) -> tuple[Tensor, ...]:
+        return tuple(leaf.clone() for leaf in params.values())
+
+    def step(self, gradient: Any, params: Params, state: tuple[Tensor, ...]) -> tuple[Params, tuple[Tensor, ...]]:
+        slopes = gradient(params)
+        pulled = zip(params.items(), state, strict=True)
+        return {name: leaf - self.lr * (slopes[name] + leaf - begin) for (name, leaf), begin in pulled}, state
+
+    step_in_place = step
+
+
+@on_every_device
+@every_executor
+def test_an_optimiser_may_begin_with_the_weights(executor: Any, device: str) -> None:
+    """In every round anew, though states before the first step are kept where they are always the same."""
+    runs = [
+        after(FedAvg(), runtime, optimizer=Tethered(lr=0.1))
+        for runtime in (Sequential(), Cohort(device, executor=executor))
+    ]
+    assert difference(*runs) <= 1e-5
 
 
 @pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, momentum=0.9), Sam(Sgd(lr=0.1))], ids=lambda o: type(o).__name__)

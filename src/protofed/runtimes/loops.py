@@ -211,7 +211,7 @@ class Loops:
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
         self._seen: dict[Hashable, Tree] = {}
-        self._fresh: dict[Hashable, Tree] = {}
+        self._fresh: dict[Hashable, tuple[Tree | None, Tensor]] = {}
 
     def of(self, request: Request[Any]) -> Loop:
         match request:
@@ -237,15 +237,19 @@ class Loops:
         return Loop(body, carry, known, request.data, plan, request.transform, lambda last, _: (last[0], last[2]))
 
     def _beginning(self, optimizer: Optimizer, trained: list[Params], device: torch.device) -> tuple[Tree, Tensor]:
-        """The optimisers' states before the first step, and that no loss was not finite: the same tensors for all
-        clients that train alike, so that one copy serves all."""
+        """The optimisers' states before the first step, and that no loss was not finite. The same tensors for all
+        clients that train alike, so that one copy serves all, unless an optimiser begins with something of the weights.
+        """
         key = (optimizer, spec(trained), device)
         if key not in self._fresh:
             if len(self._fresh) == MOST_FRESH:
                 self._fresh.clear()
-            self._fresh[key] = [optimizer.init(weights) for weights in trained], torch.zeros((), device=device)
-        fresh: tuple[Tree, Tensor] = self._fresh[key]
-        return fresh
+            others = [{name: 2 * leaf + 1 for name, leaf in weights.items()} for weights in trained]
+            states, there = ([optimizer.init(weights) for weights in start] for start in (trained, others))
+            is_fixed = all(map(torch.equal, tree.leaves(states), tree.leaves(there)))
+            self._fresh[key] = (states if is_fixed else None), torch.zeros((), device=device)
+        kept, untroubled = self._fresh[key]
+        return ([optimizer.init(weights) for weights in trained] if kept is None else kept), untroubled
 
     def _total(self, request: Total[Any]) -> Loop:
         body = TotalBody(request.networks, request.statistic, self._precision)
