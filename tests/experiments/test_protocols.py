@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from protofed import BadInput
-from protofed.experiments import comparison, config
+from protofed.experiments import comparison
 from protofed.experiments.comparison import Comparison
 from protofed.experiments.config import Config
 from protofed.experiments.sweep import sweep
+from protofed.experiments.toml import document
 from protofed.reports import comparison as reporting
 from protofed.reports.tables import PERSONAL
 from protofed.sources import DATASETS
@@ -281,7 +282,7 @@ def test_the_small_form_runs_where_the_data_are(file: str, tmp_path: Path) -> No
 
 def at_hand(file: str) -> Comparison:
     """The small form, with rendered digits for SYN, of the tasks whose images are there."""
-    table = config.read(EXPERIMENTS / f"{file}.toml")
+    table = document(EXPERIMENTS / f"{file}.toml")[0]
     digits = table["tasks"].get("Digits", {}).get("task", {}).get("clients", {})
     if digits:
         digits["syn_rendered"] = digits.pop("syn")

@@ -457,7 +457,7 @@ GUARDS = (
     ),
     Guard(
         "nesting is bounded",
-        "experiments/config.py",
+        "experiments/toml.py",
         "    if nesting(text) > DEEPEST:\n        raise BadInput(too_deep)\n",
         "",
         "tests/faults/test_config_faults.py -k hostile",
@@ -877,21 +877,21 @@ GUARDS = (
     ),
     Guard(
         "a configuration is an ordinary file",
-        "experiments/config.py",
+        "experiments/toml.py",
         "if not stat.S_ISREG(facts.st_mode):",
         "if False:",
         "tests/faults/test_config_faults.py -k hostile",
     ),
     Guard(
         "a configuration has a largest size",
-        "experiments/config.py",
+        "experiments/toml.py",
         "if facts.st_size > MOST_BYTES or len(content) > MOST_BYTES:",
         "if False:",
         "tests/faults/test_config_faults.py -k 1_mb",
     ),
     Guard(
         "a setting is set once",
-        "experiments/config.py",
+        "experiments/toml.py",
         "if key == other and repr(before) != repr(value):",
         "if False:",
         "tests/faults/test_config_faults.py -k another_value",

@@ -23,6 +23,7 @@ from protofed.experiments import comparison, config
 from protofed.experiments.config import Config, EvaluationSettings
 from protofed.experiments.lines import Key, Lines
 from protofed.experiments.sections import field_names
+from protofed.experiments.toml import MOST_BYTES, document
 from protofed.methods import METHODS, bases_of
 from protofed.optim import OPTIMIZERS
 from protofed.runtimes.federation import Training
@@ -439,22 +440,22 @@ DEEP: dict[str, Callable[[int], str]] = {
 @pytest.mark.parametrize("kind", DEEP)
 def test_32_levels_are_read_and_33_are_not(kind: str) -> None:
     Path("some.toml").write_text(DEEP[kind](32))
-    assert config.read(Path("some.toml"))
+    assert document(Path("some.toml"))[0]
     Path("some.toml").write_text(DEEP[kind](33))
     with pytest.raises(BadInput, match=r"some\.toml: nested too deeply: more than 32"):
-        config.read(Path("some.toml"))
+        document(Path("some.toml"))
 
 
 def test_brackets_and_dots_inside_text_and_comments_are_no_levels() -> None:
     text = f'a = "{"[" * 99}" # {"[" * 99} {"a." * 99}\nb = """\n{"a." * 99}a\n"""\nc = \'{"{" * 99}\'\n'
     Path("some.toml").write_text(text)
-    assert config.read(Path("some.toml")).keys() == {"a", "b", "c"}
+    assert document(Path("some.toml"))[0].keys() == {"a", "b", "c"}
 
 
 def test_a_file_of_1_mb_is_read_and_a_longer_one_is_not() -> None:
-    Path("some.toml").write_text(PLAIN + "#" * (config.MOST_BYTES - len(PLAIN)))
+    Path("some.toml").write_text(PLAIN + "#" * (MOST_BYTES - len(PLAIN)))
     assert config.load(Path("some.toml")).training.rounds == 20
-    Path("some.toml").write_text(PLAIN + "#" * (config.MOST_BYTES - len(PLAIN) + 1))
+    Path("some.toml").write_text(PLAIN + "#" * (MOST_BYTES - len(PLAIN) + 1))
     for load in (config.load, comparison.load):
         with pytest.raises(BadInput, match=r"some\.toml: is larger than 1000000 bytes"):
             load(Path("some.toml"))

@@ -19,10 +19,11 @@ from typing import Any, get_args
 
 from protofed.errors import BadInput
 from protofed.experiments import config
-from protofed.experiments.config import Config, Place, Table
+from protofed.experiments.config import Config
 from protofed.experiments.lines import Key
 from protofed.experiments.run import Summary
 from protofed.experiments.sections import nearest
+from protofed.experiments.toml import Place, Table, document
 
 KEYS = ("title", "source", "seeds", "summary", "target", "common", "tasks", "methods", "small", "published")
 
@@ -55,7 +56,7 @@ def load(
     methods: Sequence[str] = (),
 ) -> Comparison:
     """The comparison in a file; of its tasks and methods only these, by their labels, if some are named."""
-    table, place = config.document(path)
+    table, place = document(path)
     for key, chosen in (("tasks", tasks), ("methods", methods)):
         known = _labelled(table, key, str(path))
         _refuse_unknown(chosen, known, f"{path}: {key}")
