@@ -1,16 +1,19 @@
 """Which runtime a configuration leads to."""
 
+import time
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from doubles import tiny
+from doubles import INPUTS, bits, tiny
 from protofed import BadInput
+from protofed.networks import Networks
 from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.federation import Training
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.settings import RuntimeSettings
+from protofed.runtimes.settings import RuntimeSettings, step_seconds
 from protofed.runtimes.workers import Workers
 
 LITTLE, MUCH = Training(epochs=1), Training(epochs=100, batch_size=1)
@@ -23,13 +26,44 @@ def two_cores_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_auto_takes_processes_only_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
-    auto = RuntimeSettings()
-    assert isinstance(auto.build(tiny(), LITTLE), Sequential)
-    assert isinstance(auto.build(tiny(), MUCH), Workers)
-    assert isinstance(auto.build(tiny(), MUCH, alone=False), Sequential), "other runs have the cores"
-    assert isinstance(auto.build(tiny(), replace(MUCH, fraction=0.01)), Sequential)
+    auto, task = RuntimeSettings(), tiny()
+    steps = 100 * sum(map(len, task.clients.values())) / len(task.clients)  # of a client with MUCH
+    monkeypatch.setattr("protofed.runtimes.settings.step_seconds", lambda task, batch_size: 0.0031 / steps)
+    assert isinstance(auto.build(task, LITTLE), Sequential)
+    assert isinstance(auto.build(task, MUCH), Workers)
+    assert isinstance(auto.build(task, MUCH, alone=False), Sequential), "other runs have the cores"
+    assert isinstance(auto.build(task, replace(MUCH, epochs=90)), Sequential)
+    assert isinstance(auto.build(task, replace(MUCH, fraction=1 / len(task.clients))), Sequential), "there is but one"
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
-    assert isinstance(auto.build(tiny(), MUCH), Sequential)
+    assert isinstance(auto.build(task, MUCH), Sequential)
+
+
+class Slow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return x
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(("layer", "expected"), [(Slow, Workers), (Broken, Sequential)])
+def test_auto_tries_how_long_a_step_takes(layer: type[nn.Module], expected: type) -> None:
+    """However few there are. What is wrong with a network is for the run to say."""
+    parts = {"features": nn.Sequential(layer(), nn.Linear(INPUTS, 4)), "classifier": nn.Linear(4, 3)}
+    task = replace(tiny(), model=lambda client: parts)
+    assert isinstance(RuntimeSettings().build(task, Training(epochs=1, batch_size=1000)), expected)
+
+
+def test_a_trial_leaves_the_draws_and_the_networks_alone() -> None:
+    task, before = tiny(), torch.get_rng_state()
+    networks = Networks(lambda: task.model("c00"))
+    weights = bits(networks.init(0))
+    assert step_seconds(task, 4) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert bits(networks.init(0)) == weights
 
 
 def test_auto_takes_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:

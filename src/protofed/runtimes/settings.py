@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import time
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Literal
@@ -10,9 +11,10 @@ from typing import Annotated, Literal
 import torch
 from annotated_types import Ge
 
+from protofed import tree
 from protofed.errors import BadInput
 from protofed.method import Task
-from protofed.networks import Precision
+from protofed.networks import Networks, Precision
 from protofed.runtimes.cohort import Cohort
 from protofed.runtimes.federation import Training
 from protofed.runtimes.jobs import Runtime
@@ -21,8 +23,11 @@ from protofed.runtimes.workers import Workers
 
 log = logging.getLogger(__name__)
 
-STEPS_WORTH_A_PROCESS = 200
-"""Client steps in a round from which on several processes pay; fewer take less time than handing them out."""
+WORTH_A_PROCESS = 0.003
+"""Seconds of a client's steps in a round from which on several processes pay; less takes less time than handing it out.
+"""
+LONG = 0.1
+"""Seconds of a step that need not be tried again."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,8 @@ class RuntimeSettings:
             alone
             and sys.platform == "linux"
             and len(os.sched_getaffinity(0)) > 1
-            and _steps(task, training) >= STEPS_WORTH_A_PROCESS
+            and len(task.clients) * training.fraction > 1
+            and _steps(task, training) * step_seconds(task, training.batch_size) >= WORTH_A_PROCESS
         ):
             name = "workers"
         else:
@@ -73,6 +79,27 @@ class RuntimeSettings:
 
 
 def _steps(task: Task, training: Training) -> float:
-    """Client steps in a round, on average."""
+    """A client's steps in a round, on average."""
     batches = sum(ceil(len(data) / training.batch_size) for data in task.clients.values())
-    return batches * training.epochs * training.fraction
+    return batches * training.epochs / len(task.clients)
+
+
+def step_seconds(task: Task, batch_size: int) -> float:
+    """How long a step takes, about: a batch of the first client goes through the first part of its network, forward and
+    backward. The best of three tries counts, since the first sets things up."""
+    client, data = next(iter(task.clients.items()))
+    index = data.index[:batch_size]
+    tries: list[float] = []
+    try:
+        networks = Networks(lambda: task.model(client))
+        params = {name: leaf.requires_grad_(name in networks.trainable) for name, leaf in networks.init(0).items()}
+        part, x = networks.parts[0], task.transform.clean(data.inputs(index))
+        own = [leaf for name, leaf in params.items() if name.startswith(f"{part}.") and leaf.requires_grad]
+        while len(tries) < 3 and max(tries, default=0) < LONG:
+            begin = time.perf_counter()
+            output = tree.leaves(networks.call(part, params, False, x))
+            torch.autograd.grad([leaf.sum() for leaf in output], own, allow_unused=True)
+            tries.append(time.perf_counter() - begin)
+    except Exception as error:  # if something is wrong, the run will say so
+        log.info("how long a step takes could not be tried: %s: %s", type(error).__name__, error)
+    return min(tries, default=0.0)
