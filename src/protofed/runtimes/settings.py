@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 WORTH_A_PROCESS = 0.003
 """Seconds of a client's steps in a round from which on several processes pay; less takes less time than handing it out.
 """
-LONG = 0.1
-"""Seconds of a step that need not be tried again."""
+LONG = 1.0
+"""Seconds of a step that need not be tried again; what a first one sets up takes less."""
 
 
 @dataclass(frozen=True)
