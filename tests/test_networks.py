@@ -376,7 +376,7 @@ def test_images_may_be_laid_out_anew_on_a_cpu_but_the_results_are_torchs(build: 
 
 
 def test_maps_are_pooled_with_their_channels_last() -> None:
-    """Ten times faster; networks with layers of their own are left alone."""
+    """Which is faster; networks with layers of their own are left alone."""
     layouts = []
     for build in (pooled, Viewing):
         networks = Networks(lambda build=build: {"features": build()})

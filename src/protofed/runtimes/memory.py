@@ -1,7 +1,7 @@
 """What the C library does with memory that a step has freed.
 
 A step on the CPU asks for megabytes, frees them, and the next step asks for the same again. Left to itself, glibc gives
-such memory back to the system at once, which must then zero every page anew: a fifth of the time of a small network.
+such memory back to the system at once, which must then zero every page anew.
 """
 
 import ctypes
