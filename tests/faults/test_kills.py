@@ -349,12 +349,14 @@ LONG = 10_000
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_a_long_round_at_once(number: int, tmp_path: Path) -> None:
-    """R8. What was saved before the round is there. More than two are sent: on a busy machine two may arrive as one."""
+    """R8. What was saved before the round is there."""
     run = Command(written(tmp_path, epochs=LONG), RunFolder(tmp_path / "run"))
     child = run.begin()
     wait_for(lambda: (run.folder.checkpoints / "000000").exists())
     time.sleep(0.2)
-    code, seconds = told_to_end(child, *[number] * 8)
+    os.kill(child, number)
+    time.sleep(1)  # on a busy machine, two that follow at once may arrive as one
+    code, seconds = told_to_end(child, number)
     assert code == 128 + number
     assert seconds < 2
     assert run.folder.rounds_saved == 0
