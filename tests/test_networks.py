@@ -1,5 +1,6 @@
 """Networks compute what torch computes, at the weights that they are given and nowhere else."""
 
+import copy
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
-from protofed.networks import Networks, Parts, matching, without
+from protofed.networks import Networks, Parts, _pool_first, matching, without
 from protofed.tree import Params
 
 STATISTICS = ["features.1.running_mean", "features.1.running_var"]
@@ -384,3 +385,64 @@ def test_maps_are_pooled_with_their_channels_last() -> None:
         layer.register_forward_pre_hook(lambda _, inputs: layouts.append(inputs[0].stride(1)))
         networks.model(networks.init(1)).features(torch.randn(5, 3, 12, 12))
     assert layouts == [1, 100]
+
+
+POOLS = [
+    lambda: nn.MaxPool2d(2),
+    lambda: nn.MaxPool2d(3, stride=2, padding=1),
+    lambda: nn.MaxPool2d(3, stride=1, dilation=2, ceil_mode=True),
+]
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_pooling_before_a_relu_changes_no_value_and_no_gradient(pool: Callable[[], nn.Module], in_place: bool) -> None:
+    """Inputs are small whole numbers, so that many are equal, zero or below."""
+    usual = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(in_place), pool(), nn.Conv2d(3, 2, 2))
+    for leaf in usual.parameters():
+        leaf.data = torch.randint(-2, 3, leaf.shape).float()
+    moved = copy.deepcopy(usual)
+    _pool_first(moved)
+    assert [type(layer) for layer in moved] == [nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d]
+    assert list(moved.state_dict()) == list(usual.state_dict())
+    x = torch.randint(-2, 3, (7, 2, 9, 9)).float()
+    weight = torch.randint(-3, 4, usual(x).shape).float()
+    found = []
+    for module in (usual, moved):
+        value = module(x)
+        found.append([value, *torch.autograd.grad((value * weight).sum(), list(module.parameters()))])
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+
+
+def test_networks_pool_before_they_take_a_relu() -> None:
+    own = Networks(lambda: {"features": pooled()})
+    for training in (False, True):
+        kinds = [type(layer) for layer in own._modes[training]["features"]]  # type: ignore[arg-type]
+        assert kinds == [nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d, nn.Flatten]
+
+
+class Own(nn.Sequential):
+    """What stands between its layers is its own affair."""
+
+
+def hooked() -> nn.ReLU:
+    relu = nn.ReLU()
+    relu.register_forward_hook(lambda *_: None)
+    return relu
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Own(nn.ReLU(), nn.MaxPool2d(2)),
+        lambda: nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True)),
+        lambda: nn.Sequential(nn.LeakyReLU(-1.0), nn.MaxPool2d(2)),
+        lambda: nn.Sequential(nn.ReLU(), nn.AvgPool2d(2)),
+        lambda: nn.Sequential(hooked(), nn.MaxPool2d(2)),
+    ],
+)
+def test_layers_stay_where_their_order_may_matter(build: Callable[[], nn.Sequential]) -> None:
+    module = build()
+    before = list(module)
+    _pool_first(module)
+    assert list(module) == before

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -53,6 +54,7 @@ class Networks:
         self.signature = _signature(parts)
         """Equal only for networks that differ in nothing but weights."""
         for module in parts.values():
+            _pool_first(module)
             module.to(torch.get_default_device())
         self._modes = {False: copy.deepcopy(parts), True: parts}
         for training, modules in self._modes.items():
@@ -251,6 +253,21 @@ def _constants(module: nn.Module) -> list[tuple[str, dict[str, Any], str, Tensor
         for name, leaf in layer._buffers.items()
         if leaf is not None and name in layer._non_persistent_buffers_set
     ]
+
+
+def _pool_first(module: nn.Module) -> None:
+    """Puts each ReLU that stands right before max pooling behind it. Both orders give the same values and the same
+    gradients, since the largest of some numbers stays the largest; behind it, there are fewer numbers."""
+    for chain in [layer._modules for layer in module.modules() if type(layer) is nn.Sequential]:
+        for first, second in pairwise(list(chain)):
+            relu, pool = chain[first], chain[second]
+            is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
+            if type(relu) is nn.ReLU and is_pool and not _has_hooks(relu) and not _has_hooks(pool):
+                chain[first], chain[second] = pool, relu
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def _is_pooling(module: nn.Module) -> bool:
