@@ -2,6 +2,7 @@
 
 from collections import OrderedDict, deque
 from dataclasses import FrozenInstanceError
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -159,6 +160,16 @@ def test_norms_by_hand() -> None:
     assert tree.norms([torch.tensor([1])]).tolist() == []
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("order", [2, torch.inf])
+def test_a_norm_is_finite_only_if_all_its_numbers_are(bad: float, order: float) -> None:
+    for place in range(40):  # short tensors and long ones are gone through in different ways
+        leaf = torch.zeros(40)
+        leaf[place] = bad
+        assert not tree.norms([leaf, leaf[place:].clone()], order).isfinite().any()
+    assert tree.norms([torch.tensor([3e38, -3e38])], torch.inf).isfinite().all()
+
+
 def word(key: Any) -> str:
     return str(next(getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)))
 
@@ -168,7 +179,7 @@ class Pair(NamedTuple):
     second: Tensor
 
 
-@pytest.mark.parametrize(
+TREES = pytest.mark.parametrize(
     "value",
     [
         torch.zeros(1),
@@ -179,11 +190,31 @@ class Pair(NamedTuple):
         [Nothing(), {"x": None}, (torch.zeros(1),), outer(), Inner(None, [torch.zeros(1)])],  # type: ignore[arg-type]
     ],
 )
+
+
+@TREES
 def test_names_are_those_of_torch_in_the_order_of_the_leaves(value: Any) -> None:
     pairs, _ = pytree.tree_flatten_with_path(value)
     named = tree.named_leaves(value)
     assert list(named) == ["/".join(word(key) for key in path) for path, _ in pairs]
     assert all(mine is other for mine, (_, other) in zip(named.values(), pairs, strict=True))
+
+
+@TREES
+def test_trees_are_walked_as_torch_walks_them(value: Any) -> None:
+    theirs, structure = pytree.tree_flatten(value)
+    mine = tree.leaves(value)
+    assert all(a is b for a, b in zip(mine, theirs, strict=True))
+    new, numbers = list(range(len(mine))), count()
+    for rebuilt in (tree.with_leaves(value, new), tree.map(lambda _: next(numbers), value)):
+        assert pytree.tree_flatten(rebuilt) == (new, structure)
+
+
+def test_leaves_must_be_as_many_as_the_tree_has() -> None:
+    with pytest.raises(ValueError, match="5 leaves are too few"):
+        tree.with_leaves(outer(), tree.leaves(outer())[:5])
+    with pytest.raises(ValueError, match="7 leaves are 1 too many"):
+        tree.with_leaves(outer(), [*tree.leaves(outer()), torch.zeros(1)])
 
 
 def test_other_containers_are_refused() -> None:

@@ -64,7 +64,7 @@ class Data:
 
     def inputs(self, index: Tensor) -> Tensor:
         """Rows of the store, where the index is: the store may be too large for that device."""
-        return self.x[index.to(self.x.device)].to(index.device)
+        return self.x.index_select(0, index.to(self.x.device)).to(index.device)
 
     def __len__(self) -> int:
         return len(self.index)

@@ -225,7 +225,7 @@ def _descended(weights: Tensors, grads: Tensors, lr: float | Tensor) -> Tensors:
 
 def _each(operation: str, first: Tensors, *others: Tensors | Tensor | float, **settings: float) -> Tensors:
     """An operation of torch on each tensor: in few kernels, or one by one under vmap, which has no rule for that."""
-    if not _is_mapped(first, *others):
+    if not _is_mapped():
         foreach: Callable[..., Tensors] = getattr(torch, f"_foreach_{operation}")
         return foreach(first, *others, **settings)
     columns = [other if isinstance(other, tuple | list) else repeat(other) for other in others]
@@ -233,10 +233,9 @@ def _each(operation: str, first: Tensors, *others: Tensors | Tensor | float, **s
     return tuple(getattr(torch, operation)(*row, **settings) for row in rows)
 
 
-def _is_mapped(*operands: Tensors | Tensor | float) -> bool:
-    """Whether vmap is at work on any of them."""
-    tensors = (t for operand in operands for t in (operand if isinstance(operand, tuple | list) else (operand,)))
-    return any(isinstance(t, Tensor) and torch._C._functorch.is_batchedtensor(t) for t in tensors)
+def _is_mapped() -> bool:
+    """Whether vmap is at work."""
+    return torch._C._functorch.maybe_current_level() is not None
 
 
 def _laid_out(grad: Tensor, leaf: Tensor) -> Tensor:
@@ -245,10 +244,7 @@ def _laid_out(grad: Tensor, leaf: Tensor) -> Tensor:
 
 
 def _norm(grads: Tensors) -> Tensor:
-    if _is_mapped(grads):
-        norms = [torch.linalg.vector_norm(grad) for grad in grads]
-    else:
-        norms = list(torch._foreach_norm(grads))
+    norms = [torch.linalg.vector_norm(grad) for grad in grads] if _is_mapped() else list(torch._foreach_norm(grads))
     norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return norm
 

@@ -172,13 +172,15 @@ class _Buffer:
 
         places = tree.map(placed, value)
         self._reserve(end)
+        memory = self._mapped()
         for place, leaf in laid:
-            self._at(place).copy_(leaf)
+            _at(memory, place).copy_(leaf)
         return places
 
     def read(self, places: Tree) -> Tree:
         """A copy of the tree, since the next one will lie at the same place."""
-        return tree.map(lambda leaf: self._at(leaf).clone() if isinstance(leaf, _Place) else leaf, places)
+        memory = self._mapped()
+        return tree.map(lambda leaf: _at(memory, leaf).clone() if isinstance(leaf, _Place) else leaf, places)
 
     def close(self) -> None:
         self._close()
@@ -191,11 +193,16 @@ class _Buffer:
             except OSError as error:
                 raise RunFailed(f"there is no shared memory for a record of {size} bytes: {error.strerror}") from error
 
-    def _at(self, place: _Place) -> Tensor:
+    def _mapped(self) -> Tensor:
+        """All its bytes; the other side may have made it grow."""
         size = os.fstat(self._file).st_size
-        if size != len(self._bytes):  # the other side may have made it grow
+        if size != self._bytes.numel():
             self._bytes = torch.frombuffer(mmap.mmap(self._file, size), dtype=torch.uint8)
-        return self._bytes.view(place.dtype).as_strided(place.shape, place.stride, place.start // place.dtype.itemsize)
+        return self._bytes
+
+
+def _at(memory: Tensor, place: _Place) -> Tensor:
+    return memory.view(place.dtype).as_strided(place.shape, place.stride, place.start // place.dtype.itemsize)
 
 
 class _Worker:
