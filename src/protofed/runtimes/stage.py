@@ -7,6 +7,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
 
+from protofed import tree
 from protofed.data import Batch, Data, Draws
 from protofed.runtimes.loops import Loop
 from protofed.tree import Tree
@@ -45,7 +46,6 @@ class Stage:
                 _alike(leaf, interleaved) if is_shared else _stacked(leaf, self.size, interleaved)
                 for leaf, is_shared in zip(known, self.shared, strict=True)
             ]
-        self.output_like = pytree.tree_structure(first.example)
 
     def _own_store(self, first: Loop) -> tuple[Tensor, Tensor]:
         x = torch.zeros((self.size * self.rows, *first.data.x.shape[1:]), dtype=first.data.x.dtype)
@@ -81,7 +81,7 @@ class Stage:
             else:
                 targets += mine.unbind()
                 sources += leaves
-        for buffer, leaf, is_shared in zip(self.known, pytree.tree_leaves(loops[0].known), self.shared, strict=True):
+        for buffer, leaf, is_shared in zip(self.known, tree.leaves(loops[0].known), self.shared, strict=True):
             if is_shared and leaf is not None:
                 targets.append(buffer)
                 sources.append(leaf)
@@ -146,13 +146,13 @@ class Stage:
 
     def result(self, k: int, loop: Loop) -> Any:
         """The answer to a client's request, apart from what the next loops will overwrite."""
-        carry = pytree.tree_unflatten([leaf[k] for leaf in self.carry], self.carry_like)
+        carry = tree.with_leaves(loop.carry, [leaf[k] for leaf in self.carry])
         outputs = [leaf[k, : loop.num_steps] for leaf in self.outputs]
-        answer = loop.answer(carry, pytree.tree_unflatten(outputs, self.output_like) if outputs else None)
-        leaves, structure = pytree.tree_flatten(answer)
+        answer = loop.answer(carry, tree.with_leaves(loop.example, outputs) if outputs else None)
+        leaves = tree.leaves(answer)
         own = [torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in leaves]
         copy(own, leaves)
-        return pytree.tree_unflatten(own, structure)
+        return tree.with_leaves(answer, own)
 
 
 def offset_in(store: Data, data: Data) -> int:
@@ -161,7 +161,7 @@ def offset_in(store: Data, data: Data) -> int:
 
 
 def leaves_of(value: Tree) -> list[Tensor]:
-    return [] if value is None else pytree.tree_leaves(value)
+    return [] if value is None else tree.leaves(value)
 
 
 def _draws(loop: Loop) -> tuple[Tensor | None, ...]:
@@ -171,7 +171,7 @@ def _draws(loop: Loop) -> tuple[Tensor | None, ...]:
 
 def _columns(values: Iterable[Tree]) -> list[tuple[Tensor, ...]]:
     """The leaves of trees that are alike, leaf by leaf."""
-    return list(zip(*(pytree.tree_leaves(value) for value in values), strict=True))
+    return list(zip(*(tree.leaves(value) for value in values), strict=True))
 
 
 def _is_shared(leaves: Sequence[Tensor]) -> bool:
