@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
-from protofed.networks import Networks, Parts, _pool_first, matching, without
+from protofed.networks import _OVERWRITTEN, Networks, Parts, _quicken, matching, without
 from protofed.tree import Params
 
 STATISTICS = ["features.1.running_mean", "features.1.running_var"]
@@ -394,55 +394,121 @@ POOLS = [
 ]
 
 
+def kinds(module: nn.Module) -> list[type]:
+    return [type(layer) for layer in module.children()]
+
+
+def results(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """What it gives, and the gradients of its weights and of its inputs."""
+    x = x.clone().requires_grad_()
+    value = module(x * 1)  # times one, since what has no other use may be overwritten
+    weight = torch.arange(value.numel()).view(value.shape) % 7 - 3.0
+    return [value, *torch.autograd.grad((value * weight).sum(), [*module.parameters(), x])]
+
+
+def whole(shape: tuple[int, ...]) -> Tensor:
+    """Small whole numbers: many are equal, zero or below, and sums are exact."""
+    return torch.randint(-2, 3, shape).float()
+
+
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("in_place", [False, True])
-def test_pooling_before_a_relu_changes_no_value_and_no_gradient(pool: Callable[[], nn.Module], in_place: bool) -> None:
-    """Inputs are small whole numbers, so that many are equal, zero or below."""
-    usual = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(in_place), pool(), nn.Conv2d(3, 2, 2))
+def test_pooling_before_a_relu_changes_no_value_and_no_gradient(pool: Callable[[], nn.Module]) -> None:
+    usual = nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), pool(), nn.Conv2d(3, 2, 2))
     for leaf in usual.parameters():
-        leaf.data = torch.randint(-2, 3, leaf.shape).float()
+        leaf.data = whole(tuple(leaf.shape))
     moved = copy.deepcopy(usual)
-    _pool_first(moved)
-    assert [type(layer) for layer in moved] == [nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d]
+    _quicken(moved)
+    assert kinds(moved) == [nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d]
     assert list(moved.state_dict()) == list(usual.state_dict())
-    x = torch.randint(-2, 3, (7, 2, 9, 9)).float()
-    weight = torch.randint(-3, 4, usual(x).shape).float()
-    found = []
-    for module in (usual, moved):
-        value = module(x)
-        found.append([value, *torch.autograd.grad((value * weight).sum(), list(module.parameters()))])
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(*found, strict=True))
+    x = whole((7, 2, 9, 9))
+    assert all(map(torch.equal, results(usual, x), results(moved, x)))
 
 
-def test_networks_pool_before_they_take_a_relu() -> None:
+OVERWRITTEN = {
+    nn.Conv1d: (lambda: nn.Conv1d(4, 4, 1), (3, 4, 5)),
+    nn.Conv2d: (lambda: nn.Conv2d(4, 4, 1), (3, 4, 5, 5)),
+    nn.Conv3d: (lambda: nn.Conv3d(4, 4, 1), (3, 4, 5, 5, 5)),
+    nn.Linear: (lambda: nn.Linear(4, 4), (3, 4)),
+    nn.BatchNorm1d: (lambda: nn.BatchNorm1d(4), (3, 4)),
+    nn.BatchNorm2d: (lambda: nn.BatchNorm2d(4), (3, 4, 5, 5)),
+    nn.MaxPool2d: (lambda: nn.MaxPool2d(2), (3, 4, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("kind", _OVERWRITTEN)
+def test_what_a_relu_overwrites_nobody_misses(kind: type) -> None:
+    build, shape = OVERWRITTEN[kind]
+    usual = (
+        nn.Sequential(build(), nn.ReLU(), build(), nn.ReLU())
+        if kind is not nn.MaxPool2d
+        else (nn.Sequential(build(), nn.ReLU()))
+    )
+    quick = copy.deepcopy(usual)
+    _quicken(quick)
+    assert all(layer.inplace for layer in quick if isinstance(layer, nn.ReLU))
+    x = torch.randn(shape)
+    assert all(map(torch.equal, results(usual, x), results(quick, x)))
+
+
+def test_a_relu_does_not_overwrite_what_others_need() -> None:
+    relu = nn.ReLU()
+    module = nn.Sequential(relu, nn.Linear(4, 4), relu, nn.Sigmoid(), nn.ReLU())
+    usual, x = copy.deepcopy(module), torch.randn(3, 4)
+    _quicken(module)
+    assert [layer.inplace for layer in module if isinstance(layer, nn.ReLU)] == [False, True, False]
+    assert all(map(torch.equal, results(usual, x), results(module, x)))
+
+
+def test_networks_pool_before_they_take_a_relu_and_overwrite_what_they_pooled() -> None:
     own = Networks(lambda: {"features": pooled()})
     for training in (False, True):
-        kinds = [type(layer) for layer in own._modes[training]["features"]]  # type: ignore[arg-type]
-        assert kinds == [nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d, nn.Flatten]
+        features = own._modes[training]["features"]
+        assert kinds(features) == [nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d, nn.Flatten]
+        assert features.get_submodule("2").inplace
+
+
+class Tapping(nn.Module):
+    """Looks at what the layers of its chain give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.chain[0](x)
+        return self.chain[2](self.chain[1](maps)).sum((1, 2, 3)) + maps.sum((1, 2, 3))
+
+
+def hooked() -> nn.Sequential:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    module[1].register_forward_hook(lambda *_: None)
+    return module
 
 
 class Own(nn.Sequential):
-    """What stands between its layers is its own affair."""
-
-
-def hooked() -> nn.ReLU:
-    relu = nn.ReLU()
-    relu.register_forward_hook(lambda *_: None)
-    return relu
+    """Whatever stands between its layers is its own affair."""
 
 
 @pytest.mark.parametrize(
-    "build",
+    "build", [Tapping, hooked, lambda: Own(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))], ids=["taps", "hook", "own"]
+)
+def test_layers_stay_as_they_are_where_somebody_may_look(build: Callable[[], nn.Module]) -> None:
+    own = Networks(lambda: {"features": build()})
+    features = own._modes[True]["features"]
+    assert kinds(getattr(features, "chain", features)) == [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
+    assert not any(layer.inplace for layer in features.modules() if isinstance(layer, nn.ReLU))
+
+
+@pytest.mark.parametrize(
+    "layers",
     [
-        lambda: Own(nn.ReLU(), nn.MaxPool2d(2)),
-        lambda: nn.Sequential(nn.ReLU(), nn.MaxPool2d(2, return_indices=True)),
-        lambda: nn.Sequential(nn.LeakyReLU(-1.0), nn.MaxPool2d(2)),
-        lambda: nn.Sequential(nn.ReLU(), nn.AvgPool2d(2)),
-        lambda: nn.Sequential(hooked(), nn.MaxPool2d(2)),
+        lambda: (nn.ReLU(), nn.MaxPool2d(2, return_indices=True)),
+        lambda: (nn.LeakyReLU(-1.0), nn.MaxPool2d(2)),
+        lambda: (nn.ReLU(), nn.AvgPool2d(2)),
     ],
 )
-def test_layers_stay_where_their_order_may_matter(build: Callable[[], nn.Sequential]) -> None:
-    module = build()
-    before = list(module)
-    _pool_first(module)
-    assert list(module) == before
+def test_layers_stay_where_their_order_matters(layers: Callable[[], tuple[nn.Module, ...]]) -> None:
+    module = nn.Sequential(*layers())
+    before = kinds(module)
+    _quicken(module)
+    assert kinds(module) == before

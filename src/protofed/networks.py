@@ -26,6 +26,9 @@ Patterns = tuple[str, ...]
 Precision = Literal["float32", "tf32", "bf16"]
 """What matrix products and convolutions are computed in; weights, sums and losses are float32 always."""
 
+_OVERWRITTEN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d)
+"""Layers whose gradient does not need what they gave."""
+
 _DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
 
 Slot = tuple[dict[str, Any], str, str, bool]
@@ -53,8 +56,10 @@ class Networks:
         _refuse_unusable(parts)
         self.signature = _signature(parts)
         """Equal only for networks that differ in nothing but weights."""
-        for module in parts.values():
-            _pool_first(module)
+        torchs = {part for part, module in parts.items() if _is_torchs(module)}
+        for part, module in parts.items():
+            if part in torchs:
+                _quicken(module)
             module.to(torch.get_default_device())
         self._modes = {False: copy.deepcopy(parts), True: parts}
         for training, modules in self._modes.items():
@@ -65,7 +70,7 @@ class Networks:
             for mode, modules in self._modes.items()
         }
         self._constants = [_constants(module) for modules in self._modes.values() for module in modules.values()]
-        self._pooling = {part for part, module in parts.items() if _is_pooling(module)}
+        self._pooling = {part for part in torchs if _pools(parts[part])}
         state = _state(parts)
         self.shapes = {name: leaf.shape for name, leaf in state.items()}
         """Of all entries of `Params`."""
@@ -255,26 +260,32 @@ def _constants(module: nn.Module) -> list[tuple[str, dict[str, Any], str, Tensor
     ]
 
 
-def _pool_first(module: nn.Module) -> None:
-    """Puts each ReLU that stands right before max pooling behind it. Both orders give the same values and the same
-    gradients, since the largest of some numbers stays the largest; behind it, there are fewer numbers."""
+def _quicken(module: nn.Module) -> None:
+    """Two changes that change no value and no gradient, where nobody but the chain itself sees what its layers give:
+    a ReLU that stands right before max pooling goes behind it, since the largest of some numbers stays the largest, and
+    there are fewer of them; and a ReLU overwrites what a layer gives that does not need it for its own gradient."""
     for chain in [layer._modules for layer in module.modules() if type(layer) is nn.Sequential]:
-        for first, second in pairwise(list(chain)):
+        for first, second in pairwise(chain):
             relu, pool = chain[first], chain[second]
-            is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
-            if type(relu) is nn.ReLU and is_pool and not _has_hooks(relu) and not _has_hooks(pool):
+            if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
                 chain[first], chain[second] = pool, relu
+        for first, second in pairwise(chain):
+            if type(chain[second]) is nn.ReLU and type(chain[first]) in _OVERWRITTEN:
+                chain[second] = nn.ReLU(inplace=True)  # another one: this one may stand elsewhere too
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    """Whether all its layers are torch's own, which work with any layout of their inputs, and none has a hook."""
+    layers = list(module.modules())
+    return all(type(layer).__module__.startswith("torch.nn.") and not _has_hooks(layer) for layer in layers)
 
 
 def _has_hooks(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
-def _is_pooling(module: nn.Module) -> bool:
-    """Whether it has layers of max pooling, and none but torch's own, which work with any layout of their inputs."""
-    layers = list(module.modules())
-    is_known = all(type(layer).__module__.startswith("torch.nn.") for layer in layers)
-    return is_known and any(isinstance(layer, nn.MaxPool2d) for layer in layers)
+def _pools(module: nn.Module) -> bool:
+    return any(isinstance(layer, nn.MaxPool2d) for layer in module.modules())
 
 
 def _channels_last(x: Any) -> Any:
