@@ -240,13 +240,35 @@ def test_what_all_clients_share_is_held_once() -> None:
     assert sum(stage.shared) >= len(program.stage.body.networks.trainable), "the received weights, at least"
 
 
-def test_clients_are_judged_as_by_the_reference() -> None:
-    for name in ("fedavg", "local"):
-        scores = []
-        for runtime in (Sequential(), Cohort("cpu", executor="stacked")):
-            federation = Federation(METHODS[name](), tiny(), Training(rounds=1, epochs=1), runtime)
-            scores.append(evaluate(federation, federation.advance(federation.start())))
-        assert scores[0] == scores[1]
+JUDGED = {
+    "fedavg": [True],  # one model at two test sets, side by side
+    "local": [True],  # no two models are alike in anything
+    "fedrep": [False, False],  # all have the same features
+    "fedpc": [False] * 6,  # those of a cluster have, and there are three
+}
+"""For each look at some examples, whether there are features for every model."""
+
+
+@every_executor
+@pytest.mark.parametrize("name", JUDGED)
+def test_clients_are_judged_as_by_the_reference(name: str, executor: Any) -> None:
+    """And features that models have in common are computed once for all of them."""
+    method = METHODS[name](num_clusters=3) if name == "fedpc" else METHODS[name]()
+    scores, seen = [], list[bool]()
+    for runtime in (Sequential(), Cohort("cpu", executor=executor)):
+        federation = Federation(method, tiny(9), Training(rounds=2, epochs=1), runtime)
+        state = federation.advance(federation.start())
+        runtime.close()
+        networks = federation.networks_of("c00")
+        networks._modes[False]["features"].register_forward_hook(
+            lambda _, inputs, output: seen.append(torch._C._functorch.is_batchedtensor(output))
+        )
+        scores.append(evaluate(federation, state))
+        if isinstance(runtime, Sequential):
+            seen.clear()
+    assert scores[0] == scores[1]
+    if executor == "stacked":
+        assert seen[1:] == JUDGED[name]  # the first is one example, to see what comes
 
 
 def test_bf16_works_in_bf16_and_keeps_weights_and_losses_in_float32() -> None:
@@ -278,9 +300,9 @@ def test_phases_by_hand() -> None:
     # Eight clients; five stop after 2 steps, two after 3, the last after 5.
     steps = [5, 3, 3, 2, 2, 2, 2, 2]
     # Widths go 8, 6, 4, 3, 2, 1: three clients fit into 3, one into 1.
-    assert _phases(steps) == [(8, False, 2), (3, False, 1), (1, False, 2)]
+    assert _phases(steps, 8) == [(8, False, 2), (3, False, 1), (1, False, 2)]
     # With seven left of eight the width stays, and who is done is masked.
-    assert _phases([4, 4, 4, 4, 4, 4, 4, 1]) == [(8, False, 1), (8, True, 3)]
+    assert _phases([4, 4, 4, 4, 4, 4, 4, 1], 8) == [(8, False, 1), (8, True, 3)]
     assert [_width(active, 8) for active in (8, 7, 6, 5, 4, 3, 2, 1)] == [8, 8, 6, 6, 4, 3, 2, 1]
 
 

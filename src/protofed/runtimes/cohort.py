@@ -25,7 +25,7 @@ from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
 from protofed.runtimes.loops import Loop, Loops
 from protofed.runtimes.placement import Residence, on, unplaced
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.stage import Stage
+from protofed.runtimes.stage import Stage, are_common, identity
 
 if TYPE_CHECKING:
     from protofed.runtimes.federation import Federation
@@ -145,8 +145,8 @@ class Cohort:
                 groups.setdefault((loop.key, self._store_id(loop)), []).append((i, loop))
             except Exception as error:
                 answers[i] = error
-        for group in groups.values():
-            for (i, _), answer in zip(group, self._group(requests, group), strict=True):
+        for part in [part for group in groups.values() for part in _divided(requests, group)]:
+            for (i, _), answer in zip(part, self._group(requests, part), strict=True):
                 answers[i] = answer
         return answers
 
@@ -213,9 +213,10 @@ class Cohort:
         self.spans.append(Span(type(loops[0].body).__name__, type(executor).__name__, sum(steps), begin, end))
 
     def _executor_for(self, loops: Sequence[Loop]) -> Executor:
-        name = self._choices.get(loops[0].key)
+        key = (loops[0].key, are_common(loops))
+        name = self._choices.get(key)
         if name is None:
-            name = self._choices[loops[0].key] = self._chosen(loops)
+            name = self._choices[key] = self._chosen(loops)
         return self._program(name, loops)
 
     def _chosen(self, loops: Sequence[Loop]) -> ExecutorName:
@@ -256,13 +257,13 @@ class Cohort:
 
     def _program(self, name: ExecutorName, loops: Sequence[Loop]) -> Executor:
         """Recorded work for these loops, from an earlier round if it fits."""
-        store = self._residence.store_of(loops[0].data)
-        key = (name, loops[0].key, self._store_id(loops[0]))
+        store, common = self._residence.store_of(loops[0].data), name == "stacked" and are_common(loops)
+        key = (name, loops[0].key, self._store_id(loops[0]), common)
         known = self._programs.get(key)
         if known is None or not known.stage.takes(loops):
             self._programs.pop(key, None)
             kind = EXECUTORS[name]
-            self._programs[key] = kind(Stage(loops, store, self.device, kind.interleaved))
+            self._programs[key] = kind(Stage(loops, store, self.device, kind.interleaved, common))
             while len(self._programs) > MOST_PROGRAMS:
                 self._programs.popitem(last=False)
         self._programs.move_to_end(key)
@@ -277,3 +278,15 @@ class Cohort:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
+
+
+def _divided(requests: Sequence[Request[Any]], group: Sequence[tuple[int, Loop]]) -> list[Sequence[tuple[int, Loop]]]:
+    """A group in parts that look at the same examples with the same features, if these are few: clients' own models
+    often differ in the layers behind the features only, and then the features need to be computed but once."""
+    if isinstance(requests[group[0][0]], Fit):
+        return [group]
+    parts: dict[Hashable, list[tuple[int, Loop]]] = {}
+    for i, loop in group:
+        features = [identity(leaf) for name, leaf in requests[i].params.items() if name.startswith("features.")]
+        parts.setdefault((id(loop.data), *features), []).append((i, loop))
+    return sorted(parts.values(), key=len, reverse=True) if 2 * len(parts) <= len(group) else [group]

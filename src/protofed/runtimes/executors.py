@@ -80,20 +80,20 @@ class Stacked:
         self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
 
     def prepare(self, num_steps: Sequence[int]) -> None:
-        for width, masked, _ in _phases(num_steps):
+        for width, masked, _ in _phases(num_steps, self.stage.size):
             if (width, masked) not in self._steps:
                 self._steps[width, masked] = self._lane.recorded(0, partial(self._step, width, masked), is_new=True)
 
     def run(self, num_steps: Sequence[int]) -> None:
         """`num_steps` must not rise."""
         with self._lane:
-            for width, masked, times in _phases(num_steps):
+            for width, masked, times in _phases(num_steps, self.stage.size):
                 for _ in range(times):
                     self._lane.call(0, self._steps[width, masked])
 
     def _step(self, width: int, masked: bool) -> None:
         stage, counter = self.stage, self.stage.counter[:1]
-        batch = stage.batch(slice(0, width), counter)
+        batch = stage.batch(slice(0, 1 if stage.common else width), counter)
         carry = [leaf[:width] for leaf in stage.carry]
         known = [leaf if shared else leaf[:width] for leaf, shared in zip(stage.known, stage.shared, strict=True)]
         dims = [None if shared else 0 for shared in stage.shared]
@@ -108,7 +108,9 @@ class Stacked:
             return pytree.tree_leaves(new), leaves_of(output)
 
         parts = [batch.x, batch.y, batch.weight, batch.index, batch.is_last_epoch, batch.number]
-        new, outputs = torch.vmap(one, in_dims=(0, dims, 0))(carry, known, parts)
+        if stage.common:  # what is made of it and of shared weights alone is computed once for all
+            parts = [part[0] for part in parts]
+        new, outputs = torch.vmap(one, in_dims=(0, dims, None if stage.common else 0))(carry, known, parts)
         if masked:
             is_active = counter < stage.num_steps[:width]
             new = [
@@ -185,12 +187,13 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _phases(num_steps: Sequence[int]) -> list[tuple[int, bool, int]]:
-    """How many clients take a step, whether some of them are done already, and how often; from first to last."""
+def _phases(num_steps: Sequence[int], size: int) -> list[tuple[int, bool, int]]:
+    """How many clients take a step, of so many that there is room for, whether some of them are done already or are not
+    there, and how often; from first to last."""
     phases: list[tuple[int, bool, int]] = []
     for step in range(num_steps[0]):
         active = sum(steps > step for steps in num_steps)
-        width = _width(active, len(num_steps))
+        width = _width(active, size)
         phase = (width, active < width)
         times = phases.pop()[2] if phases and phases[-1][:2] == phase else 0
         phases.append((*phase, times + 1))

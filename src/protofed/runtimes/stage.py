@@ -1,6 +1,6 @@
 """The buffers that the loops of many clients work on: on the device, where they stay put."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,12 @@ from protofed.tree import Tree
 class Stage:
     """Everything that the loops of up to K clients read and change, on the device, where it stays put."""
 
-    def __init__(self, loops: Sequence[Loop], store: Data | None, device: torch.device, interleaved: bool) -> None:
+    def __init__(
+        self, loops: Sequence[Loop], store: Data | None, device: torch.device, interleaved: bool, common: bool = False
+    ) -> None:
         self.size = len(loops)
+        self.common = common
+        """Whether all see the same batches: those of the first."""
         self.steps = max(loop.num_steps for loop in loops)
         self.rows = max(len(loop.data) for loop in loops)
         self.device = device
@@ -61,6 +65,7 @@ class Stage:
             len(loops) <= self.size
             and max(loop.num_steps for loop in loops) <= self.steps
             and max(len(loop.data) for loop in loops) <= self.rows
+            and (not self.common or are_common(loops))
             and all(
                 not mine or _is_shared(leaves)
                 for mine, leaves in zip(self.shared, _columns(loop.known for loop in loops), strict=True)
@@ -90,14 +95,15 @@ class Stage:
 
     def _load_plans(self, loops: Sequence[Loop]) -> None:
         """One transfer for each kind of numbers, however many the clients."""
+        self.num_steps.zero_()
+        self.num_steps[: len(loops)].copy_(torch.tensor([loop.num_steps for loop in loops], device="cpu"))
+        loops = loops[:1] if self.common else loops
         for name in ("weight", "is_last_epoch", "number"):
             self._fill(getattr(self, name), [getattr(loop.plan, name) for loop in loops])
         for buffer, parts in zip(self.draws_buffers, zip(*(_draws(loop) for loop in loops), strict=True), strict=True):
             if buffer is not None:
                 self._fill(buffer, list(parts))
         self._fill(self.index, [loop.plan.index for loop in loops])  # positions, for now
-        self.num_steps.zero_()
-        self.num_steps[: len(loops)].copy_(torch.tensor([loop.num_steps for loop in loops], device="cpu"))
         for k, loop in enumerate(loops):
             self._locate(k, loop)
 
@@ -155,6 +161,11 @@ class Stage:
         return tree.with_leaves(answer, own)
 
 
+def are_common(loops: Sequence[Loop]) -> bool:
+    """Whether all go through the same examples in the same order."""
+    return len(loops) > 1 and all(loop.data is loops[0].data and loop.plan is loops[0].plan for loop in loops)
+
+
 def offset_in(store: Data, data: Data) -> int:
     """Where the examples of a set begin in the store that they are a view of."""
     return data.x.storage_offset() // max(1, store.x.stride(0))
@@ -174,8 +185,16 @@ def _columns(values: Iterable[Tree]) -> list[tuple[Tensor, ...]]:
     return list(zip(*(tree.leaves(value) for value in values), strict=True))
 
 
-def _is_shared(leaves: Sequence[Tensor]) -> bool:
-    return all(leaf is leaves[0] for leaf in leaves)
+def _is_shared(leaves: Sequence[Tensor | None]) -> bool:
+    first = leaves[0]
+    return all(leaf is first or identity(leaf) == identity(first) for leaf in leaves)
+
+
+def identity(leaf: Tensor | None) -> Hashable:
+    """Equal for tensors that are the same numbers in the same memory, as slices of one tensor may be."""
+    if leaf is None or leaf.numel() == 0:
+        return id(leaf)
+    return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
 
 
 def _alike(leaf: Tensor | None, interleaved: bool) -> Tensor | None:
