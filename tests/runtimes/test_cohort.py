@@ -326,6 +326,35 @@ def test_a_later_round_with_other_clients_uses_what_was_recorded_or_records_more
     assert difference(reference, found) == 0
 
 
+def warmed_up(lanes: Any, lane: int, step: Any, is_new: bool) -> Any:
+    """As on a GPU: a step that is new to the device is taken once before it is recorded, with whatever is there."""
+    step = torch.no_grad()(step)
+    if is_new:
+        step()
+    return step
+
+
+@every_executor
+@pytest.mark.parametrize("name", ["fedavg", "fedpc"])
+def test_what_is_recorded_late_finds_batches_to_warm_up_with(
+    name: str, executor: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU that is asked for a batch after the last ends the process. Other clients, of other sizes, need widths that
+    no round before needed; and groups of models are judged one after another."""
+    monkeypatch.setattr(executors._Lanes, "recorded", warmed_up)
+    results = []
+    for runtime in (Sequential(), Cohort("cpu", executor=executor)):
+        settings = Training(rounds=5, epochs=1, batch_size=4, fraction=0.5)
+        federation = Federation(METHODS[name](), tiny(9), settings, runtime)
+        state = federation.start()
+        for _ in range(5):
+            state = federation.advance(state)
+        results.append((state, evaluate(federation, state)))
+    assert difference(results[0][0], results[1][0]) <= 1e-5
+    assert results[0][1] == results[1][1]
+    assert "given up" not in caplog.text
+
+
 @dataclass(frozen=True)
 class ByRow(FedAvg):
     """Weighs each example by what its context holds for the example's row in the store."""

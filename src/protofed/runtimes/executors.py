@@ -82,6 +82,7 @@ class Stacked:
     def prepare(self, num_steps: Sequence[int]) -> None:
         for width, masked, _ in _phases(num_steps, self.stage.size):
             if (width, masked) not in self._steps:
+                self.stage.counter.zero_()  # to record a step is to take one, and there may be no batch after the last
                 self._steps[width, masked] = self._lane.recorded(0, partial(self._step, width, masked), is_new=True)
 
     def run(self, num_steps: Sequence[int]) -> None:
