@@ -855,6 +855,13 @@ GUARDS = (
         "tests/faults/test_participation.py -k ten_deadlines",
     ),
     Guard(
+        "a step that is recorded late has a batch",
+        "runtimes/executors.py",
+        "                self.stage.counter.zero_()  # to record a step",
+        "                # to record a step",
+        "tests/runtimes/test_cohort.py -k recorded_late",
+    ),
+    Guard(
         "workers wait no longer than the deadline",
         "runtimes/workers.py",
         "wait(list(busy), _seconds_until(min(worker.deadline for worker in busy.values())))",
