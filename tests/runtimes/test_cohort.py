@@ -425,7 +425,7 @@ def test_a_step_in_place_is_the_same_step(optimizer: Optimizer) -> None:
     federation = Federation(FedAvg(), tiny(), Training(optimizer=optimizer, batch_size=4), Sequential())
     request = FedAvg().train(federation.local("c00", 0), federation.start().server, None).send(None)
     loop = Loops("float32").of(request)
-    stage = Stage([loop], None, torch.device("cpu"), interleaved=False)
+    stage = Stage([loop], None, torch.device("cpu"), interleaved=False, common=False)
     stage.load([loop])
     batch = tree.map(lambda leaf: leaf[0], stage.batch(slice(0, 1), stage.counter))
     given = tree.map(torch.clone, loop.carry)

@@ -17,7 +17,7 @@ class Stage:
     """Everything that the loops of up to K clients read and change, on the device, where it stays put."""
 
     def __init__(
-        self, loops: Sequence[Loop], store: Data | None, device: torch.device, interleaved: bool, common: bool = False
+        self, loops: Sequence[Loop], store: Data | None, device: torch.device, interleaved: bool, common: bool
     ) -> None:
         self.size = len(loops)
         self.common = common
@@ -65,7 +65,6 @@ class Stage:
             len(loops) <= self.size
             and max(loop.num_steps for loop in loops) <= self.steps
             and max(len(loop.data) for loop in loops) <= self.rows
-            and (not self.common or are_common(loops))
             and all(
                 not mine or _is_shared(leaves)
                 for mine, leaves in zip(self.shared, _columns(loop.known for loop in loops), strict=True)
