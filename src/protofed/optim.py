@@ -234,7 +234,7 @@ def _each(operation: str, first: Tensors, *others: Tensors | Tensor | float, **s
 
 
 def _is_mapped() -> bool:
-    """Whether vmap is at work."""
+    """Whether vmap, or another transform of functions, is at work."""
     return torch._C._functorch.maybe_current_level() is not None
 
 

@@ -75,7 +75,7 @@ def norms(tensors: Iterable[Tensor], order: float = 2) -> Tensor:
 
 
 def _largest(floats: list[Tensor]) -> Sequence[Tensor]:
-    """The largest size in each tensor. On a CPU, torch's own norm of this order takes ten times as long."""
+    """The largest size in each tensor. On a CPU, torch's own norm of this order is slow."""
     if floats[0].device.type == "cpu":
         return torch._foreach_max(torch._foreach_abs(floats))
     return torch._foreach_norm(floats, torch.inf)
