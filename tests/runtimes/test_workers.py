@@ -549,38 +549,6 @@ def test_data_are_not_copied_and_each_process_has_one_thread(workers: Workers) -
     }
 
 
-async def schedule(local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
-    return Reply(torch.tensor(os.sched_getscheduler(0)), memory)
-
-
-@pytest.mark.parametrize(("policy", "expected"), [(os.SCHED_OTHER, os.SCHED_BATCH), (os.SCHED_IDLE, os.SCHED_IDLE)])
-def test_processes_give_way_to_their_parent_and_leave_what_a_user_chose(
-    policy: int, expected: int, workers: Workers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fork = os.fork
-
-    def forked() -> int:
-        if not (pid := fork()):
-            os.sched_setscheduler(0, policy, os.sched_param(0))
-        return pid
-
-    monkeypatch.setattr(os, "fork", forked)
-    of = federation(Bare(), workers)
-    workers.open(of)
-    found = {reply.upload.item() for _, reply in workers.run(jobs(of, schedule))}  # type: ignore[union-attr]
-    assert found == {expected}
-
-
-def test_a_process_that_may_not_give_way_works_too(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> None:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "sched_setscheduler", refused)
-    of = federation(Bare(), workers)
-    workers.open(of)
-    assert {reply.upload.item() for _, reply in workers.run(jobs(of, schedule))} == {os.SCHED_OTHER}  # type: ignore[union-attr]
-
-
 def test_methods_that_other_processes_could_not_import_work_too(workers: Workers) -> None:
     @dataclass(frozen=True)
     class Inner(Bare):

@@ -18,7 +18,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
@@ -278,7 +278,6 @@ def _serve(federation: "Federation", buffer: _Buffer, connection: Connection, pa
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parents.close()
     torch.set_num_threads(1)
-    _give_way()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
@@ -293,14 +292,6 @@ def _serve(federation: "Federation", buffer: _Buffer, connection: Connection, pa
             connection.send(buffer.write(outcome))
         except Exception as error:  # a reply that cannot be sent is the client's failure
             connection.send(failure_of(client, error))
-
-
-def _give_way() -> None:
-    """Whoever works long does not push aside whoever wakes it: on being sent an order, a process would often begin on its
-    parent's core, and the parent come to send the next one milliseconds later."""
-    if os.sched_getscheduler(0) == os.SCHED_OTHER:  # and not what a user has chosen
-        with suppress(OSError):  # it is a hint, and a sandbox may refuse it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def _end_with_parent() -> None:
