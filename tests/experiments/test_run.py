@@ -62,7 +62,8 @@ def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFacto
     return outcome(folder)
 
 
-def test_a_run_writes_its_folder(experiment: Experiment, tmp_path: Path) -> None:
+def test_a_run_writes_its_folder(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/protofed", "run", "my file.toml"])
     execute(experiment, RunFolder(tmp_path))
     names = {"checkpoint", "config.toml", "done", "environment.json", "lock", "rounds.jsonl"}
     assert {p.name for p in tmp_path.iterdir()} == names
@@ -70,6 +71,7 @@ def test_a_run_writes_its_folder(experiment: Experiment, tmp_path: Path) -> None
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["torch"] == torch.__version__
     assert environment["threads"] == 1
+    assert environment["command"] == "protofed run 'my file.toml'"  # as a shell would read it again
 
 
 def test_stopped_after_a_round_and_resumed_it_ends_with_the_same_bytes(

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
@@ -147,7 +148,7 @@ def environment() -> dict[str, str | int]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
 
 
