@@ -381,7 +381,7 @@ GUARDS = (
     Guard(
         "no environment variable is written",
         "experiments/folder.py",
-        '" ".join([Path(sys.argv[0]).name, *sys.argv[1:]])',
+        "shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])",
         '" ".join([*sys.argv, *os.environ.values()])',
         "tests/faults/test_secrets.py",
     ),
