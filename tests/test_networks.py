@@ -468,7 +468,7 @@ class Tapping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.chain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.chain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         maps = self.chain[0](x)
@@ -476,9 +476,13 @@ class Tapping(nn.Module):
 
 
 def hooked() -> nn.Sequential:
-    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1))
     module[1].register_forward_hook(lambda *_: None)
     return module
+
+
+def pooling() -> list[nn.Module]:
+    return [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)]
 
 
 class Own(nn.Sequential):
@@ -486,12 +490,14 @@ class Own(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    "build", [Tapping, hooked, lambda: Own(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))], ids=["taps", "hook", "own"]
+    "build",
+    [Tapping, hooked, lambda: Own(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1))],
+    ids=["taps", "hook", "own"],
 )
 def test_layers_stay_as_they_are_where_somebody_may_look(build: Callable[[], nn.Module]) -> None:
     own = Networks(lambda: {"features": build()})
     features = own._modes[True]["features"]
-    assert kinds(getattr(features, "chain", features)) == [nn.Conv2d, nn.ReLU, nn.MaxPool2d]
+    assert kinds(getattr(features, "chain", features)) == [nn.Conv2d, nn.ReLU, nn.MaxPool2d, nn.Conv2d]
     assert not any(layer.inplace for layer in features.modules() if isinstance(layer, nn.ReLU))
 
 
@@ -504,7 +510,37 @@ def test_layers_stay_as_they_are_where_somebody_may_look(build: Callable[[], nn.
     ],
 )
 def test_layers_stay_where_their_order_matters(layers: Callable[[], tuple[nn.Module, ...]]) -> None:
-    module = nn.Sequential(*layers())
+    module = nn.Sequential(*layers(), nn.Conv2d(4, 4, 1))
     before = kinds(module)
     _quicken(module)
     assert kinds(module) == before
+
+
+TWICE = nn.MaxPool2d(2)
+OVERWRITING = {
+    "dropout": lambda: [*pooling(), nn.Dropout(0.5, inplace=True), nn.Conv2d(4, 4, 1)],
+    "another relu": lambda: [*pooling(), nn.ReLU(inplace=True), nn.Conv2d(4, 4, 1)],
+    "behind a view": lambda: [*pooling(), nn.Flatten(), nn.LeakyReLU(inplace=True), nn.Linear(36, 4)],
+    "in another chain": lambda: [
+        nn.Sequential(*pooling()),
+        nn.Sequential(nn.Hardtanh(inplace=True), nn.Conv2d(4, 4, 1)),
+    ],
+    "whoever is next": pooling,
+    "whoever is next, behind a view": lambda: [*pooling(), nn.Flatten(), nn.Dropout(0.5)],
+    "the second visit": lambda: [nn.Conv2d(3, 3, 1), nn.ReLU(), TWICE, nn.Conv2d(3, 3, 1), nn.ReLU(), TWICE],
+}
+"""Chains whose pooled maps are changed in place, or may be."""
+
+
+@pytest.mark.parametrize("name", OVERWRITING)
+def test_what_is_overwritten_behind_pooling_is_no_relus(name: str) -> None:
+    module = nn.Sequential(*OVERWRITING[name]())
+    _quicken(module)
+    result = module.train()(torch.randn(2, 3, 8, 8))
+    result.add_(1).sum().backward()  # as a loss may treat features
+
+
+def test_chains_within_chains_pool_first_too() -> None:
+    module = nn.Sequential(nn.Sequential(*pooling()), nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
+    _quicken(module)
+    assert kinds(module[0]) == [nn.Conv2d, nn.MaxPool2d, nn.ReLU]

@@ -177,6 +177,8 @@ def training_plan(data: Data, size: int, epochs: int, transform: Transform, gene
 def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
     """One pass in order, nothing varied."""
     n = len(data)
+    if not n:
+        raise ValueError("there are no examples to look at")
     size = min(size, n)
     steps = ceil(n / size)
     position = torch.arange(steps * size)

@@ -6,7 +6,7 @@ A client's networks are named *parts* (`features`, `classifier`, ...). All their
 
 import copy
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
@@ -26,10 +26,9 @@ Patterns = tuple[str, ...]
 Precision = Literal["float32", "tf32", "bf16"]
 """What matrix products and convolutions are computed in; weights, sums and losses are float32 always."""
 
-_OVERWRITTEN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d, nn.MaxPool2d)
-"""Layers whose gradient does not need what they gave."""
-
-_DROPOUTS = (nn.modules.dropout._DropoutNd, nn.RReLU)
+_MAKING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d)
+_OVERWRITTEN = (*_MAKING, nn.MaxPool2d)
+"""Layers whose gradient does not need what they gave; those of the first kind make something new in any case."""
 
 Slot = tuple[dict[str, Any], str, str, bool]
 """Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
@@ -79,8 +78,6 @@ class Networks:
         self.initial_buffers = {n: t.detach().clone() for n, t in state.items() if n not in self.trainable}
         self.normalisation = tuple(name for part, module in parts.items() for name in _normalising(part, module))
         """Names of the entries of `Params` that belong to layers of normalisation, weights and statistics."""
-        self.draws = any(isinstance(layer, _DROPOUTS) for module in parts.values() for layer in module.modules())
-        """Whether a layer draws from torch's own generator."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -119,6 +116,10 @@ class Networks:
             if is_buffer and store[name] is not params[key]:  # assigned anew, not changed in place
                 params[key].copy_(store[name].detach())
         return output
+
+    def own_buffers(self, params: Params) -> Params:
+        """Copies of the buffers, for a call that may change them."""
+        return {name: leaf.clone() for name, leaf in params.items() if name not in self.trainable}
 
     def check_constants(self) -> None:
         """Refuses networks that keep state where it is neither saved nor sent."""
@@ -264,14 +265,40 @@ def _quicken(module: nn.Module) -> None:
     """Two changes that change no value and no gradient, where nobody but the chain itself sees what its layers give:
     a ReLU that stands right before max pooling goes behind it, since the largest of some numbers stays the largest, and
     there are fewer of them; and a ReLU overwrites what a layer gives that does not need it for its own gradient."""
+    covered = _covered(module)
     for chain in [layer._modules for layer in module.modules() if type(layer) is nn.Sequential]:
         for first, second in pairwise(chain):
             relu, pool = chain[first], chain[second]
-            if type(relu) is nn.ReLU and type(pool) is nn.MaxPool2d and not pool.return_indices:
+            is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
+            if type(relu) is nn.ReLU and is_pool and (id(chain), second) in covered:
                 chain[first], chain[second] = pool, relu
         for first, second in pairwise(chain):
             if type(chain[second]) is nn.ReLU and type(chain[first]) in _OVERWRITTEN:
                 chain[second] = nn.ReLU(inplace=True)  # another one: this one may stand elsewhere too
+
+
+def _covered(module: nn.Module) -> set[tuple[int, str]]:
+    """Places whose result nobody overwrites, since a layer behind them makes something new of it. A ReLU's gradient
+    needs what it gave, and pooling's does not: so a layer in place behind pooling, or a loss that changes features in
+    place, does no harm before the two are swapped, and would after."""
+    places = list(_places(module))
+    layers = [layer for *_, layer in places]
+    makes = [type(layer) in _MAKING for layer in layers]
+    for layer, is_new in zip(layers, [False, *makes], strict=False):
+        if any(getattr(own, "inplace", False) for own in layer.modules()) and not (type(layer) is nn.ReLU and is_new):
+            return set()
+    last = max((i for i, made in enumerate(makes) if made), default=0)
+    found = {(chain, name): i < last for i, (chain, name, _) in enumerate(places)}  # of several visits the last counts
+    return {place for place, is_before in found.items() if is_before}
+
+
+def _places(module: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
+    """The layers of chains within chains, in the order of their work: chain, name there, layer."""
+    for name, layer in module._modules.items() if type(module) is nn.Sequential else ():
+        if type(layer) is nn.Sequential:
+            yield from _places(layer)
+        elif layer is not None:
+            yield id(module._modules), name, layer
 
 
 def _is_torchs(module: nn.Module) -> bool:

@@ -1,6 +1,9 @@
 """The cohort runtime gives what the reference gives, by either executor, for every method."""
 
+import gc
 import logging
+import traceback
+import weakref
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from doubles import tiny
-from protofed import METHODS, BadInput, Data, Method, Task, tree
+from protofed import METHODS, BadInput, Data, Method, RunFailed, Task, tree
 from protofed.data import Transform
 from protofed.evaluation.domains import evaluate
 from protofed.method import Local, Objective, Reply
@@ -18,13 +21,15 @@ from protofed.methods.fedavg import FedAvg
 from protofed.networks import Parts
 from protofed.optim import Adam, Asam, Optimizer, Sam, Sgd
 from protofed.runtimes import executors
-from protofed.runtimes.cohort import Cohort
+from protofed.runtimes.cohort import Cohort, _freed
 from protofed.runtimes.executors import _phases, _width
 from protofed.runtimes.federation import Federation, Training
+from protofed.runtimes.jobs import failure_of
 from protofed.runtimes.loops import Loops, by_autograd
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.stage import Stage
 from protofed.runtimes.state import State
+from protofed.runtimes.workers import Workers
 from protofed.tree import Params
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
@@ -192,6 +197,25 @@ def test_what_fails_for_some_of_a_group_is_done_one_by_one(caplog: pytest.LogCap
     assert "a group of 4 was given up (ValueError: a class that I do not know); one by one" in caplog.text
 
 
+@dataclass(frozen=True)
+class Careful(Broken):
+    """Keeps what it was given if it cannot train."""
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+        try:
+            return await super().train(local, message, memory)
+        except ValueError:
+            return Reply(WeightUpload(message.params, local.num_examples), memory)
+
+
+@pytest.mark.parametrize("runtime", [Sequential(), Workers(2), Cohort("cpu")], ids=lambda r: type(r).__name__)
+def test_a_method_may_catch_what_its_requests_raise(runtime: Any) -> None:
+    found = after(Careful(), runtime, rounds=1)
+    runtime.close()
+    assert found.failures == ()
+    assert difference(after(Careful(), Sequential(), rounds=1), found) == 0
+
+
 def plain(client: str = "") -> Parts:
     return {"features": nn.Sequential(nn.Linear(12, 8), nn.ReLU()), "classifier": nn.Linear(8, 5)}
 
@@ -201,9 +225,224 @@ def dropping(client: str = "") -> Parts:
     return {"features": features, "classifier": nn.Linear(8, 5)}
 
 
-def test_networks_that_draw_are_trained_as_the_reference_does() -> None:
-    task = replace(tiny(), model=dropping)
-    assert difference(after(FedAvg(), Sequential(), task), after(FedAvg(), Cohort("cpu"), task)) == 0
+class Recurrent(nn.Module):
+    """Drops within a layer that is no layer of dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.GRU(4, 8, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.rows(x.view(-1, 3, 4))[0]
+        return states[:, -1]
+
+
+class Functional(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+DRAWING = {
+    "layer": dropping,
+    "within": lambda client="": {"features": Recurrent(), "classifier": nn.Linear(8, 5)},
+    "function": lambda client="": {"features": Functional(12, 8), "classifier": nn.Linear(8, 5)},
+}
+
+
+@on_every_device
+@every_executor
+@pytest.mark.parametrize("model", DRAWING)
+def test_networks_that_draw_are_trained_as_the_reference_does(
+    model: str, executor: Any, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One by one, and the log says so once; nobody else's draws are touched."""
+    task = replace(tiny(), model=DRAWING[model])
+    reference = after(FedAvg(), Sequential(device), task)
+    before = torch.get_rng_state()
+    found = after(FedAvg(), Cohort(device, executor=executor), task)
+    assert difference(reference, found) <= (1e-6 if device == "cuda" else 0)
+    assert torch.equal(before, torch.get_rng_state())
+    assert caplog.text.count("one by one: their work draws from torch's own generator") == 1
+
+
+@dataclass(frozen=True)
+class OwnData(FedAvg):
+    """Trains on examples of its own making."""
+
+    make: Any = None
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+        data = self.make(local.data)
+        params = await local.fit(Objective(self.loss), params=message.params, context=(message, memory), data=data)
+        return Reply(WeightUpload(params, local.num_examples), memory)
+
+
+MADE = {
+    "other labels": lambda data: replace(data, y=(data.y + 1) % 5),
+    "other rows of labels": lambda data: Data.of(data.x[:-2], data.y[2:]),
+    "every second": lambda data: Data.of(data.x[::2], data.y[::2]),
+    "every second label": lambda data: Data.of(data.x[: len(data.y[::2])], data.y[::2]),
+    "the last ones": lambda data: Data.of(data.x[3:], data.y[3:]),
+    "half of each": lambda data: Data.of(data.x.unflatten(1, (2, 6))[:, 1].repeat(1, 2), data.y),
+    "none": lambda data: data.rows(torch.arange(0)),
+}
+
+
+@on_every_device
+@every_executor
+@pytest.mark.parametrize("made", MADE)
+def test_methods_may_train_on_examples_that_they_made(made: str, executor: Any, device: str) -> None:
+    task = replace(tiny(), model=plain)
+    reference = after(OwnData(make=MADE[made]), Sequential(device), task)
+    found = after(OwnData(make=MADE[made]), Cohort(device, executor=executor), task)
+    assert difference(reference, found) <= 1e-6
+    assert found.failures == reference.failures == ()
+
+
+@every_executor
+@pytest.mark.parametrize("fits", [True, False])
+def test_clients_may_store_their_examples_differently(
+    fits: bool, executor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: fits)
+    clients = {
+        name: replace(data, x=(255 * data.x.sigmoid()).to(torch.uint8)) if name < "c02" else data
+        for name, data in tiny().clients.items()
+    }
+    task = replace(tiny(), clients=clients, model=plain)
+    found = after(FedAvg(), Cohort("cpu", executor=executor), task)
+    assert difference(after(FedAvg(), Sequential(), task), found) <= 1e-6
+
+
+@dataclass(frozen=True)
+class Numbered(FedAvg):
+    """Has a number in its context that is no tensor."""
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+        params = await local.fit(Objective(self.scaled), params=message.params, context=(0.5,))
+        return Reply(WeightUpload(params, local.num_examples), memory)
+
+    def scaled(self, model: Any, batch: Any, factor: float) -> Tensor:
+        loss: Tensor = factor * batch.cross_entropy(model.logits(batch.x))
+        return loss
+
+
+@dataclass
+class Unhashable:
+    """An optimiser as one may write it in haste."""
+
+    lr: float = 0.1
+
+    def for_round(self, round: int) -> "Unhashable":
+        return self
+
+    def init(self, params: Params) -> tuple[()]:
+        return ()
+
+    def step(self, gradient: Any, params: Params, state: tuple[()]) -> tuple[Params, tuple[()]]:
+        slopes = gradient(params)
+        return {name: leaf - self.lr * slopes[name] for name, leaf in params.items()}, state
+
+
+@pytest.mark.parametrize(
+    ("method", "training"), [(Numbered(), {}), (FedAvg(), {"optimizer": Unhashable()})], ids=["context", "optimiser"]
+)
+def test_what_cannot_be_grouped_is_done_one_by_one(
+    method: Any, training: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    found = after(method, Cohort("cpu"), **training)
+    assert difference(after(method, Sequential(), **training), found) == 0
+    assert found.failures == ()
+    assert caplog.text.count("one by one") == 1
+
+
+class Counting(nn.Linear):
+    """Counts its calls, where nobody saves it or where everybody does."""
+
+    calls: Tensor
+
+    def __init__(self, persistent: bool) -> None:
+        super().__init__(12, 8)
+        self.register_buffer("calls", torch.zeros(()), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1)
+        return super().forward(x)
+
+
+@every_executor
+def test_networks_that_keep_what_is_not_saved_are_refused(executor: Any) -> None:
+    task = replace(tiny(), model=lambda client="": {"features": Counting(False), "classifier": nn.Linear(8, 5)})
+    with pytest.raises(RunFailed, match="which is not saved"):
+        after(FedAvg(), Cohort("cpu", executor=executor), task)
+
+
+@pytest.mark.parametrize("runtime", [Sequential(), Cohort("cpu")], ids=["sequential", "cohort"])
+def test_judging_changes_no_weights(runtime: Any) -> None:
+    task = replace(tiny(), model=lambda client="": {"features": Counting(True), "classifier": nn.Linear(8, 5)})
+    federation = Federation(FedAvg(), task, Training(rounds=1, epochs=1), runtime)
+    state = federation.advance(federation.start())
+    before = state.server.params["features.calls"].item()
+    evaluate(federation, state)
+    assert state.server.params["features.calls"].item() == before > 0
+
+
+@dataclass(frozen=True)
+class Capturing(FedAvg):
+    """Asks for another sum in every round, each of which holds something."""
+
+    held: Any = None
+
+    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+        large = torch.ones(3)
+        self.held.append(weakref.ref(large))
+        await local.total(lambda model, batch: batch.weight.sum() + large.sum(), message.params)
+        return await super().train(local, message, memory)
+
+
+@pytest.mark.parametrize(("rounds", "most"), [(2, 8), (60, 160)])
+def test_what_requests_hold_is_let_go(rounds: int, most: int) -> None:
+    held: list[Any] = []
+    runtime = Cohort("cpu")
+    after(Capturing(held=held), runtime, rounds=rounds, epochs=1)
+    gc.collect()
+    assert sum(one() is not None for one in held) <= most
+    runtime.close()
+    gc.collect()
+    assert not any(one() is not None for one in held)
+
+
+def test_a_failure_holds_nothing_of_the_work_that_failed() -> None:
+    """Its memory is for those who work next; and where it was raised is still to be seen."""
+    held: list[Any] = []
+
+    def work() -> None:
+        large = torch.ones(3)
+        held.append(weakref.ref(large))
+        raise torch.OutOfMemoryError("no room")
+
+    def caught() -> Exception:
+        try:
+            work()
+        except Exception as error:
+            return _freed(error)
+        raise AssertionError
+
+    failure = failure_of("c00", caught())
+    error = caught()
+    assert [one() for one in held] == [None, None]
+    assert "in work" in "".join(traceback.format_tb(error.__traceback__))
+    assert failure.detail.endswith("work)")
+
+
+def test_what_all_look_at_is_held_once_where_it_is_not_resident(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: False)
+    runtime = Cohort("cpu", executor="stacked")
+    federation = Federation(METHODS["fedrep"](), tiny(9), Training(rounds=1, epochs=1), runtime)
+    evaluate(federation, federation.advance(federation.start()))
+    looks = [program.stage for program in runtime._programs.values() if program.stage.common]
+    assert looks
+    assert all(len(stage.x) == stage.rows for stage in looks)
 
 
 @every_executor
@@ -405,8 +644,6 @@ class Tethered(Sgd):
         pulled = zip(params.items(), state, strict=True)
         return {name: leaf - self.lr * (slopes[name] + leaf - begin) for (name, leaf), begin in pulled}, state
 
-    step_in_place = step
-
 
 @on_every_device
 @every_executor
@@ -419,7 +656,9 @@ def test_an_optimiser_may_begin_with_the_weights(executor: Any, device: str) -> 
     assert difference(*runs) <= 1e-5
 
 
-@pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, momentum=0.9), Sam(Sgd(lr=0.1))], ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(lr=0.1, momentum=0.9), Sam(Sgd(lr=0.1)), Tethered(lr=0.1)], ids=lambda o: type(o).__name__
+)
 def test_a_step_in_place_is_the_same_step(optimizer: Optimizer) -> None:
     """As on a GPU: statistics of BatchNorm change where they are, once for each step, wherever the optimiser asks."""
     federation = Federation(FedAvg(), tiny(), Training(optimizer=optimizer, batch_size=4), Sequential())

@@ -1,7 +1,10 @@
 """Tensors are made where a runtime wants them, draws are the same everywhere, and nothing of it stays behind."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 from doubles import tiny
 from protofed.runtimes.placement import Residence, _SeededDraws, on, unplaced, working
@@ -35,6 +38,18 @@ def test_what_is_drawn_does_not_depend_on_the_device() -> None:
         found = torch.multinomial(weights, 2, generator=seeded()), torch.randint(9, (4,), generator=seeded())
     plain = torch.multinomial(weights, 2, generator=seeded()), torch.randint(9, (4,), generator=seeded())
     assert all(map(torch.equal, found, plain))
+
+
+@pytest.mark.parametrize("fill", [Tensor.normal_, nn.init.xavier_uniform_, nn.init.normal_, Tensor.random_])
+def test_draws_in_place_arrive(fill: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "cpu", Tensor.clone)  # as of a tensor on a GPU
+    expected, given = torch.zeros(2, 3), nn.Parameter(torch.zeros(2, 3))
+    fill(expected, generator=seeded())
+    with _SeededDraws(), torch.no_grad():
+        made = fill(given, generator=seeded())
+    assert made is given
+    assert torch.equal(given, expected)
+    assert expected.count_nonzero() > 0
 
 
 def test_devices_come_back_after_an_exception() -> None:

@@ -1,12 +1,13 @@
 """The runtime of a GPU: all clients of a round are trained together.
 
 Clients' steps are advanced to their next requests; requests that are alike (the same loss, networks and shapes) are run
-as one group by one of two executors, whichever a short trial finds faster. Networks with layers that draw from torch's
-own generator, such as dropout, are trained one by one, since only so their draws are those of the reference.
+as one group by one of two executors, whichever a short trial finds faster. Work that draws from torch's own generator,
+as dropout does, is done one by one, since only so its draws are those of the reference.
 """
 
 import logging
 import time
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -36,6 +37,8 @@ MOST_CLIENTS = 512
 """So many clients are at work at the same time; a larger round goes in parts."""
 MOST_PROGRAMS = 24
 """Recorded work that is kept for later rounds; the one that was longest unused goes first."""
+MOST_CHOICES = 128
+"""Executors that were chosen by a trial and need none again."""
 TRIAL_STEPS = 8
 
 Executor = Streams | Stacked
@@ -73,6 +76,7 @@ class Cohort:
         self._programs: OrderedDict[Hashable, Executor] = OrderedDict()
         self._choices: dict[Hashable, ExecutorName] = {}
         self._most_at_once = MOST_CLIENTS
+        self._warned: set[str] = set()
         self.spans: deque[Span] = deque(maxlen=256)
         """What was done last, for benchmarks."""
 
@@ -83,6 +87,8 @@ class Cohort:
 
     def close(self) -> None:
         self._programs.clear()
+        self._choices.clear()
+        self._loops.forget()
 
     def placed(self, task: Task) -> Task:
         return self._residence.placed(task)
@@ -137,18 +143,36 @@ class Cohort:
         answers: list[Any] = [None] * len(requests)
         groups: dict[Hashable, list[tuple[int, Loop]]] = {}
         for i, request in enumerate(requests):
-            try:
-                if request.networks.draws:
-                    answers[i] = self._alone(request)
-                    continue
-                loop = self._loops.of(request)
+            loop = self._loop(request)
+            if loop is None:
+                answers[i] = self._alone(request)
+            else:
                 groups.setdefault((loop.key, self._store_id(loop)), []).append((i, loop))
-            except Exception as error:
-                answers[i] = error
         for part in [part for group in groups.values() for part in _divided(requests, group)]:
             for (i, _), answer in zip(part, self._group(requests, part), strict=True):
                 answers[i] = answer
         return answers
+
+    def _loop(self, request: Request[Any]) -> Loop | None:
+        """The request as a loop; None if it cannot be done together with others."""
+        if not len(request.data):
+            return None  # there is no step to record
+        try:
+            loop = self._loops.of(request)
+            hash(loop.key)
+        except Exception as error:
+            self._warn(f"clients are answered one by one: {type(error).__name__}: {error}")
+            return None
+        if loop.draws:
+            self._warn("clients are answered one by one: their work draws from torch's own generator, as dropout does")
+            return None
+        return loop
+
+    def _warn(self, message: str) -> None:
+        """Once in a run: what cannot be done together cannot be in any round."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message)
 
     def _group(self, requests: Sequence[Request[Any]], group: Sequence[tuple[int, Loop]]) -> list[Any]:
         """The answers of requests that are alike, in waves if they do not fit together."""
@@ -156,17 +180,21 @@ class Cohort:
         while len(done) < len(group):
             wave = group[len(done) : len(done) + self._most_at_once]
             try:
-                done += self._checked([requests[i] for i, _ in wave], self._wave([loop for _, loop in wave]))
+                found = self._wave([loop for _, loop in wave])
+                requests[wave[0][0]].networks.check_constants()
+                done += self._checked([requests[i] for i, _ in wave], found)
             except torch.OutOfMemoryError as error:
+                freed = _freed(error)
                 self._forget()
                 if len(wave) == 1:
-                    done.append(error)
+                    done.append(freed)
                     continue
                 self._most_at_once = max(1, len(wave) // 2)
                 log.warning("out of memory with %d clients at once; going on with %d", len(wave), self._most_at_once)
             except Exception as error:
                 # One client's data may be what went wrong: each is answered, or fails, on its own.
                 log.warning("a group of %d was given up (%s: %s); one by one", len(wave), type(error).__name__, error)
+                _freed(error)
                 self._forget()
                 done += [self._alone(requests[i]) for i, _ in wave]
         return done
@@ -188,7 +216,7 @@ class Cohort:
             with on(self.device):
                 return self._reference.answer(request)
         except Exception as error:
-            return error
+            return _freed(error)
 
     def _wave(self, loops: Sequence[Loop]) -> list[Any]:
         order = sorted(range(len(loops)), key=lambda i: -loops[i].num_steps)  # executors want the longest first
@@ -216,6 +244,8 @@ class Cohort:
         key = (loops[0].key, are_common(loops))
         name = self._choices.get(key)
         if name is None:
+            if len(self._choices) == MOST_CHOICES:
+                self._choices.clear()
             name = self._choices[key] = self._chosen(loops)
         return self._program(name, loops)
 
@@ -278,6 +308,14 @@ class Cohort:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
+
+
+def _freed(error: Exception) -> Exception:
+    """The error without what the failed work held, which whoever works next may need the memory of. Where it was raised
+    is still to be seen."""
+    traceback.clear_frames(error.__traceback__)
+    rest = error.__traceback__ and error.__traceback__.tb_next
+    return error.with_traceback(rest or error.__traceback__)  # the first frame would hold all other answers
 
 
 def _divided(requests: Sequence[Request[Any]], group: Sequence[tuple[int, Loop]]) -> list[Sequence[tuple[int, Loop]]]:

@@ -4,8 +4,9 @@ A body is a pure function `(carry, known, batch, slope) -> (carry, output)`. Req
 be run together, in whatever way: the body does not know. It must not leave the device, branch on a tensor or draw.
 """
 
+import contextlib
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import ceil
 from typing import Any, Protocol
@@ -15,15 +16,18 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch, Data, Draws, Plan, Transform, training_plan
+from protofed.data import Batch, Data, Draws, Plan, Transform, batch_at, training_plan
 from protofed.method import Fit, Map, Objective, Request, Total
 from protofed.networks import Model, Networks, Precision
 from protofed.optim import Optimizer, Sgd, at_rate, rate_of
-from protofed.runtimes.placement import on
+from protofed.runtimes.placement import CPU, on
 from protofed.tree import Params, Tree
 
 LARGEST_BATCH = 1024
 """Of examples that are only looked at."""
+
+MOST_SEEN = 128
+"""Kinds of requests whose first trial is remembered; a method may make a new kind in every round."""
 
 MOST_FRESH = 8
 """States of optimisers before the first step that are kept, each as large as the weights that it is for."""
@@ -85,7 +89,9 @@ class FitBody:
         for i, objective in enumerate(self.objectives):
             weights = tree.select(params, self.trained[i])
             gradient = _Gradient(self, objective, params, context, batch, slope, in_place)
-            step = optimizer.step_in_place if in_place and isinstance(optimizer, Sgd) else optimizer.step
+            step = optimizer.step
+            if in_place and isinstance(optimizer, Sgd) and type(optimizer).step is Sgd.step:  # not a user's own kind
+                step = optimizer.step_in_place
             weights, states[i] = step(gradient, weights, states[i])
             params = {**params, **gradient.buffers, **weights}
             trouble = trouble + gradient.trouble
@@ -178,6 +184,8 @@ class Loop:
     transform: Transform
     answer: Callable[[Tree, Tree], Any]
     """What the request asked for, from the last carry and the outputs (S, B, ...) of all steps."""
+    draws: bool
+    """Whether its body drew from torch's own generator, as dropout does, when it was tried."""
     example: Tree = None
     """An output of one batch, for bodies that have outputs."""
 
@@ -192,7 +200,8 @@ class Loop:
     @cached_property
     def key(self) -> Hashable:
         """Equal for loops that the same recorded work can do, if their examples come from the same store."""
-        return self.body, self.transform, self.batch_size, spec(self.carry), spec(self.known), spec(self.example)
+        specs = spec(self.carry), spec(self.known), spec(self.example)
+        return self.body, self.transform, self.batch_size, self.data.x.dtype, self.data.x.shape[1:], *specs
 
 
 def spec(value: Tree) -> Hashable:
@@ -210,8 +219,12 @@ class Loops:
 
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
-        self._seen: dict[Hashable, Tree] = {}
+        self._seen: dict[Hashable, tuple[Tree, bool]] = {}
         self._fresh: dict[Hashable, tuple[Tree | None, Tensor]] = {}
+
+    def forget(self) -> None:
+        self._seen.clear()
+        self._fresh.clear()
 
     def of(self, request: Request[Any]) -> Loop:
         match request:
@@ -234,7 +247,8 @@ class Loops:
         body = FitBody(networks, request.objectives, tuple(map(tuple, trained)), steady, changes, self._precision)
         plan = _fit_plan(request)
         carry = params, *self._beginning(steady, trained, device)
-        return Loop(body, carry, known, request.data, plan, request.transform, lambda last, _: (last[0], last[2]))
+        _, draws = self._tried(body, device, lambda: _step_of(request, plan, body, carry, known))
+        return Loop(body, carry, known, request.data, plan, request.transform, _fitted, draws)
 
     def _beginning(self, optimizer: Optimizer, trained: list[Params], device: torch.device) -> tuple[Tree, Tensor]:
         """The optimisers' states before the first step, and that no loss was not finite. The same tensors for all
@@ -254,7 +268,7 @@ class Loops:
     def _total(self, request: Total[Any]) -> Loop:
         body = TotalBody(request.networks, request.statistic, self._precision)
         known = (dict(request.params), request.context)
-        value = self._output(request, known, body)
+        value, draws = self._output(request, body)
         sums = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device), value)
         kinds = [leaf.dtype for leaf in tree.leaves(value)]
 
@@ -262,27 +276,61 @@ class Loops:
             leaves = tree.leaves(carry)
             return tree.with_leaves(carry, [leaf.to(kind) for leaf, kind in zip(leaves, kinds, strict=True)])
 
-        return Loop(body, sums, known, request.data, _looking_plan(len(request.data)), request.transform, answer)
+        plan = _looking_plan(len(request.data))
+        return Loop(body, sums, known, request.data, plan, request.transform, answer, draws)
 
     def _map(self, request: Map[Any]) -> Loop:
         body = MapBody(request.networks, request.function, self._precision)
         known = (dict(request.params), request.context)
-        example = self._output(request, known, body)
+        example, draws = self._output(request, body)
         n = len(request.data)
 
         def answer(_: Tree, outputs: Tree) -> Tree:
             return tree.map(lambda leaf: leaf.flatten(0, 1)[:n], outputs)
 
         plan = _looking_plan(n)
-        return Loop(body, (), known, request.data, plan, request.transform, answer, example)
+        return Loop(body, (), known, request.data, plan, request.transform, answer, draws, example)
 
-    def _output(self, request: Request[Any], known: Tree, body: TotalBody | MapBody) -> Tree:
-        """What one example gives: tried once for all requests that are alike."""
-        key = (body, spec(known), request.data.x.shape[1:])
+    def _output(self, request: Total[Any] | Map[Any], body: TotalBody | MapBody) -> tuple[Tree, bool]:
+        """What one example gives, and whether that took draws."""
+        key = (body, spec((request.params, request.context)), request.data.x.shape[1:])
+
+        def value() -> Tree:
+            params = {**request.params, **request.networks.own_buffers(request.params)}
+            return body.value((params, request.context), _first(request))
+
+        with torch.no_grad():
+            return self._tried(key, request.data.y.device, value)
+
+    def _tried(self, key: Hashable, device: torch.device, work: Callable[[], Tree]) -> tuple[Tree, bool]:
+        """What some work gives, and whether it drew from torch's own generators, which are put back: tried once for all
+        requests that are alike."""
         if key not in self._seen:
-            with on(request.data.y.device), torch.no_grad():
-                self._seen[key] = body.value(known, _first(request))
+            if len(self._seen) == MOST_SEEN:
+                self._seen.clear()
+            with on(device), torch.random.fork_rng(devices=[] if device == CPU else [device]):
+                before = _generators(device)
+                self._seen[key] = work(), not all(map(torch.equal, before, _generators(device)))
         return self._seen[key]
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    return [torch.get_rng_state(), *([] if device == CPU else [torch.cuda.get_rng_state(device)])]
+
+
+def _fitted(last: Tree, _: Tree) -> Tree:
+    """The weights, and the number that is 0 if all went well."""
+    params, _, trouble = last
+    return params, trouble
+
+
+def _step_of(request: Fit, plan: Plan, body: FitBody, carry: Tree, known: Tree) -> None:
+    """Takes a first step and keeps nothing of it. If it fails, whoever takes it in earnest will say so."""
+    device = request.data.y.device
+    first: Plan = tree.map(lambda leaf: leaf[:1].to(device), plan)
+    first = replace(first, index=request.data.index[first.index])
+    with contextlib.suppress(Exception):
+        body(carry, known, batch_at(request.data, first, 0, request.transform), by_autograd)
 
 
 def _first(request: Request[Any]) -> Batch:

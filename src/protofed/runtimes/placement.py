@@ -32,11 +32,16 @@ class _SeededDraws(TorchFunctionMode):
         kwargs = kwargs or {}
         if kwargs.get("generator") is None:
             return func(*args, **kwargs)
+        given = next(iter((*args, *kwargs.values())))
         args, kwargs = pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
         wanted = kwargs.get("device") or torch.get_default_device()
         if func in _DRAWN:
             kwargs["device"] = CPU
-        return func(*args, **kwargs).to(wanted)
+        drawn = func(*args, **kwargs)
+        if func.__name__.endswith("_"):  # it fills what it is given, as `normal_` and those of `nn.init` do
+            with torch.no_grad():
+                return given.copy_(drawn)
+        return drawn.to(wanted)
 
 
 @contextlib.contextmanager
@@ -112,8 +117,9 @@ class Residence:
         return self._known[id(task)][1]
 
     def store_of(self, data: Data) -> Data | None:
-        """The store that a set's examples are a view of; None if they are in none."""
-        return self._stores.get(id(data.x._base))
+        """The store that a set's examples and labels are rows of; None if they are in none, or not as they were."""
+        store = self._stores.get(id(data.x._base))
+        return store if store is not None and _are_rows(data, store) else None
 
     def _moved(self, task: Task) -> Task:
         public = {} if task.public is None else {"public": task.public}
@@ -151,6 +157,14 @@ class Residence:
             return True
         free, _ = torch.cuda.mem_get_info(self.device)
         return num_bytes <= SHARE_FOR_DATA * free
+
+
+def _are_rows(data: Data, store: Data) -> bool:
+    """Whether a set's examples and labels are a run of the store's, the same for both. A method may have put other
+    labels beside the examples, or taken every second one."""
+    x, y, all_x, all_y = data.x, data.y, store.x, store.y
+    is_slice = (x.dtype, x.shape[1:], x.stride(), y.stride()) == (all_x.dtype, all_x.shape[1:], all_x.stride(), (1,))
+    return is_slice and y._base is all_y and x.storage_offset() == y.storage_offset() * all_x.stride(0)
 
 
 def _whole(view: Tensor) -> Tensor:

@@ -71,14 +71,19 @@ class Sequential:
         raise TypeError(f"unknown request {request!r}")
 
     def _drive(self, step: Coroutine[Request[Any], Any, T]) -> T:
-        answer = None
-        while True:
-            try:
-                request = step.send(answer)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            answer = self.answer(request)
+        answer, error = None, None
+        try:
+            while True:
+                request = step.send(answer) if error is None else step.throw(error)
+                try:
+                    answer, error = self.answer(request), None
+                except Exception as found:  # a method may know what to do about it
+                    answer, error = None, found
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            error = None  # it holds this frame, which would hold it
 
 
 def fit(request: Fit, precision: Precision = "float32") -> Params:
@@ -88,7 +93,7 @@ def fit(request: Fit, precision: Precision = "float32") -> Params:
     networks, params = request.networks, dict(request.params)
     trained = request.trained()
     losses: list[Tensor] = []
-    buffers = {name: leaf.clone() for name, leaf in params.items() if name not in networks.trainable}
+    buffers = networks.own_buffers(params)
     params |= buffers  # the networks update them in place
     states = [request.optimizer.init(weights) for weights in trained]
     with _seeded(request):
@@ -158,7 +163,8 @@ def mapped(request: Map[T], precision: Precision = "float32") -> T:
 def _evaluated(
     request: Request[Any], function: Callable[..., Tree], precision: Precision
 ) -> Iterator[tuple[Tree, Batch]]:
-    model = request.networks.model(request.params, precision=precision)
+    params = {**request.params, **request.networks.own_buffers(request.params)}
+    model = request.networks.model(params, precision=precision)
     plan = evaluation_plan(request.data)
     with _seeded(request):
         for step in range(len(plan.index)):

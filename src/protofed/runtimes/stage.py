@@ -52,8 +52,9 @@ class Stage:
             ]
 
     def _own_store(self, first: Loop) -> tuple[Tensor, Tensor]:
-        x = torch.zeros((self.size * self.rows, *first.data.x.shape[1:]), dtype=first.data.x.dtype)
-        return x, torch.zeros(self.size * self.rows, dtype=torch.int64)
+        rows = self.rows if self.common else self.size * self.rows
+        x = torch.zeros((rows, *first.data.x.shape[1:]), dtype=first.data.x.dtype)
+        return x, torch.zeros(rows, dtype=torch.int64)
 
     def _buffers(self, value: Tree, interleaved: bool) -> tuple[list[Tensor], Any]:
         leaves, structure = pytree.tree_flatten(value)
