@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.table import Table
 
 from protofed.errors import BadInput, RunFailed
@@ -175,7 +176,9 @@ def tasks(
     out.print(f"{name}: {about(cls)}\n", highlight=False, markup=False)
     table = Table("client", "domain", "training examples", "test examples of the domain")
     for client, own in clients.items():
-        table.add_row(client, str(own["domain"]), str(own["examples"]), str(tests.get(str(own["domain"]), "–")))
+        table.add_row(
+            escape(client), escape(str(own["domain"])), str(own["examples"]), str(tests.get(str(own["domain"]), "–"))
+        )
     out.print(table)
 
 
@@ -256,7 +259,9 @@ def _compare(
     console, configs = err if as_json else out, compared.configs
     total = sum(config.training.rounds for config in configs)
     methods = ", ".join(next(iter(compared.runs.values())))
-    console.print(f"{len(configs)} runs, {total} rounds: {methods}", highlight=False)
+    if report.exists() and not report.is_dir():
+        raise BadInput(f"the report would go into the folder {report}, which is a file")
+    console.print(f"{len(configs)} runs, {total} rounds: {methods}", highlight=False, markup=False)
     with _stop_signal("run the same command again to continue", grace) as stop, progress.bar(console) as bar:
         line = bar.add_task("rounds of all runs", total=total)
         outcomes = sweep(
@@ -268,6 +273,8 @@ def _compare(
         )
     failed = [outcome.failure for outcome in outcomes if outcome.failure]
     if not all(outcome.is_done or outcome.failure for outcome in outcomes):
+        if not stop.is_asked():
+            raise RunFailed("a run did not come to its end, and nobody stopped it: did its data change meanwhile?")
         raise typer.Exit(stop.code)
     path = reporting.write(compared, outcomes, report)
     parts = reporting.reports(compared, outcomes)
@@ -278,7 +285,7 @@ def _compare(
             title = f"{part.task}: accuracy on each domain, %; mean ± sd of {len(compared.seeds)} seeds"
             out.print(domain_sheet(part.rows, part.domains).rich(title, out.width))
         out.print(NOTE, highlight=False)
-        out.print(f"report {path}", highlight=False, soft_wrap=True)
+        out.print(f"report {path}", highlight=False, soft_wrap=True, markup=False)
     if failed:
         raise RunFailed(f"{len(failed)} of {len(configs)} runs failed; {path} names them. The first: {failed[0]}")
 
@@ -356,8 +363,8 @@ def _show(folder: RunFolder, as_json: bool) -> None:
         rows = [asdict(r) for r in rounds]
         _print_json({"folder": str(folder.path), "done": folder.is_done, "accuracy": summary, "rounds": rows})
         return
-    state = "done" if folder.is_done else f"not finished: {len(rounds)} rounds so far"
-    out.print(f"{folder.path}: {state}", highlight=False, soft_wrap=True)
+    state = "done" if folder.is_done else f"not finished: {sum(r.round > 0 for r in rounds)} rounds so far"
+    out.print(f"{folder.path}: {state}", highlight=False, soft_wrap=True, markup=False)
     if evaluated:
         out.print(_rounds_table(evaluated, summary))
         out.print(_metrics_table(summary))
@@ -370,7 +377,7 @@ def _rounds_table(rounds: list[Round], summary: Mapping[str, float]) -> Table:
     """About ten rounds, and the mean of the last five."""
     table = Table(title=f"accuracy, % ({rounds[-1].judged})", title_justify="left")
     for name in ("round", *rounds[-1].domains, "average"):
-        table.add_column(name, justify="right")
+        table.add_column(escape(name), justify="right")
     step = max(1, len(rounds) // 10)
     for r in rounds[-1::-step][::-1]:
         table.add_row(str(r.round), *(f"{100 * v:.1f}" for v in (*r.domains.values(), r.average or 0.0)))

@@ -468,3 +468,57 @@ def test_the_time_of_a_round_is_told_apart(tmp_path: Path) -> None:
     assert list(first.seconds) == ["train", "aggregate", "evaluate", "checkpoint"]
     assert all(value >= 0 for value in first.seconds.values())
     assert second.seconds["checkpoint"] > 0
+
+
+def test_a_test_set_that_is_called_like_a_number_of_a_run_is_refused(tmp_path: Path) -> None:
+    experiment = small_experiment()
+    [*names] = experiment.federation.task.tests.values()
+    for name in ("average", "global", "down", "reached"):
+        task = replace(experiment.federation.task, tests={name: names[0]}, domain_of={})
+        other = replace(experiment, federation=replace(experiment.federation, task=task))
+        with pytest.raises(BadInput, match=f"a test set called '{name}'"):
+            execute(other, RunFolder(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def lasting(rounds: int) -> Experiment:
+    return replace(small_experiment(rounds=rounds), config=f"[training]\nrounds = {rounds}\n", identity="one")
+
+
+def test_a_run_that_goes_on_is_not_done_until_it_is(tmp_path: Path) -> None:
+    folder, allowed = RunFolder(tmp_path), ["training.rounds"]
+    execute(lasting(2), folder)
+    assert folder.is_done
+    execute(lasting(4), folder, resume=True, allowed_changes=allowed, should_stop=lambda: folder.rounds_saved > 2)
+    assert (folder.is_done, folder.rounds_saved) == (False, 3)
+    assert execute(lasting(4), folder, resume=True).is_complete
+    assert (folder.is_done, folder.rounds_saved) == (True, 4)
+
+
+def test_a_run_cannot_be_made_shorter_than_it_is(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    execute(lasting(3), folder)
+    with pytest.raises(BadInput, match=r"has 3 rounds already, more than training\.rounds = 2"):
+        execute(lasting(2), folder, resume=True, allowed_changes=["training.rounds"])
+    assert folder.is_done
+    assert "rounds = 3" in folder.read_config()
+
+
+def test_names_may_hold_ends_of_lines_of_another_kind() -> None:
+    names = ["a\u2028b", "c\x85d", "e\u2029f"]
+    lines = "".join(
+        f'{{"round": {k}, "participants": 1, "failures": {{"{name}": "x"}}}}\n' for k, name in enumerate(names)
+    )
+    assert [list(r.failures) for r in parsed(lines)] == [[name] for name in names]
+    assert parsed("") == []
+
+
+def test_the_folder_of_a_run_from_python_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for resume in (False, True):
+        result = protofed.run("local", small_task(), rounds=1, folder="here", resume=resume)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert result.model_for(next(iter(small_task().clients)))

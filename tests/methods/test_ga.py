@@ -23,8 +23,10 @@ from methods.conformance import (
     usual,
 )
 from protofed.method import Method
+from protofed.methods.ditto import Ditto
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedavg_ft import FedAvgFT
 from protofed.methods.ga import GA, adjusted, held_out
 from protofed.methods.moon import Moon
 from protofed.runtimes.federation import Federation
@@ -248,3 +250,18 @@ def test_a_client_is_not_trained_on_what_it_is_judged_on() -> None:
     found = reply_of(other, other.start(), "ann")
     assert_same(found.upload.base, reply.upload.base, "ann's weights")
     assert found.upload.loss != reply.upload.loss
+
+
+@pytest.mark.parametrize("base", [FedAvgFT(), Ditto(), FedAvg()])
+def test_the_loss_before_is_that_of_the_weights_that_are_sent(base: Any) -> None:
+    """And not that of a model that the client keeps for itself."""
+    own = federation(GA(base=base))
+    state = own.start()
+    upload = reply_of(own, state, "ann").upload
+    _, validation = held_out(own.local("ann", 0))
+    model = own.networks_of("ann").model(upload.base.params)
+    with torch.no_grad():
+        expected = F.cross_entropy(
+            model.logits(own.task.transform.clean(validation.inputs(validation.index))), validation.labels
+        )
+    torch.testing.assert_close(upload.loss, expected)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from doubles import tiny
 from methods.conformance import (
     CHECKS,
     CLASSES,
@@ -36,6 +37,7 @@ from protofed.method import ClientId, Fit, Task
 from protofed.methods.families import GlobalModel
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.feddyn import FedDyn
 from protofed.methods.fedprox import FedProx
 from protofed.methods.moon import Moon
 from protofed.methods.pfedcspc import HEAD, Guidance, Kept, PFedCSPC, Published
@@ -43,6 +45,7 @@ from protofed.networks import Networks, Parts, matching, without
 from protofed.optim import Sgd
 from protofed.prototypes.calibration import Partners, Pool, drawn_partners
 from protofed.prototypes.class_means import Prototypes, class_sums
+from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.state import State
 
 WIDTH = 6
@@ -474,3 +477,15 @@ def test_an_average_of_the_base_is_public_only_without_calibration(calibrates: b
     expected = {**server.base.params, **server.head} if calibrates else server.base.average
     assert_same(method.public(server)[0], expected, "the public model")
     assert fingerprint(server.base.average) != fingerprint(server.base.params)
+
+
+def test_a_base_hears_how_far_clients_went_from_what_they_were_given() -> None:
+    """FedDyn's server keeps the mean of what its clients keep; the calibration of the head is no way of theirs."""
+    method = PFedCSPC(base=FedDyn(penalty_weight=0.1), personalised=False, calibration_epochs=30)
+    own = Federation(method, tiny(), Training(rounds=3, epochs=2, batch_size=4, optimizer=Sgd(lr=0.05)))
+    state = own.start()
+    for _ in range(3):
+        state = own.advance(state)
+    for name, drift in state.server.base.drift.items():
+        clients = torch.stack([memory.base.drift[name] for memory in state.memories.values()])
+        torch.testing.assert_close(drift, clients.mean(0), rtol=1e-4, atol=1e-5)

@@ -127,3 +127,13 @@ def test_the_mean_over_owners_by_hand() -> None:
 def test_owners_are_those_with_a_count_above_zero() -> None:
     absent = replace(no_prototypes(2, 1), mean=torch.tensor([[8.0], [8.0]]))
     assert mean_over_owners([absent], no_prototypes(2, 1)).mean.tolist() == [[0], [0]]
+
+
+def test_recorded_sums_are_float32_whatever_the_networks_work_in() -> None:
+    draws = torch.Generator().manual_seed(0)
+    z, y = torch.rand(64, 8, generator=draws), torch.randint(0, 4, (64,), generator=draws)
+    recorder = Recorder(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        recorder(z, y, torch.ones(64))
+    expected = torch.stack([z[y == c].double().sum(0) for c in range(4)])
+    torch.testing.assert_close(recorder.total.double(), expected, rtol=1e-6, atol=1e-6)

@@ -10,6 +10,7 @@ from rich.console import Console
 from experiment_doubles import small_experiment
 from protofed.experiments.run import Round, execute
 from protofed.reports import progress
+from protofed.reports.comparison import _file_name
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import Row, cost_sheet, domain_sheet, personal_sheet
 
@@ -132,3 +133,37 @@ def test_bars_on_a_terminal(method: str) -> None:
     assert "2/2" in shown
     assert "average" in shown
     assert "clients" in shown
+
+
+ODD = ["a | b", "fedavg [/slow]", "fedavg [slow]", "$x", "one\ntwo"]
+
+
+def test_names_are_names_in_every_table_and_picture(tmp_path: Path) -> None:
+    """And no mark of a table, of a terminal's colours or of a formula."""
+    rows = [row(name, 0.5) for name in ODD]
+    sheet = domain_sheet(rows, ["a", "b"])
+    lines = sheet.markdown().splitlines()
+    assert len(lines) == 2 + len(ODD)
+    assert {line.replace("\\|", "").count("|") for line in lines} == {7}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(sheet.rich("ours [/x]", 120))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(name in text for name in ["a | b", "fedavg [/slow]", "fedavg [slow]", "ours [/x]"])
+    standings(rows, tmp_path / "a.png", "$ours")
+    rounds = execute(small_experiment(rounds=1)).rounds
+    accuracy_over_rounds({name: [rounds] for name in ODD}, tmp_path / "b.png", "$ours")
+    assert (tmp_path / "a.png").exists()
+    assert (tmp_path / "b.png").exists()
+
+
+@pytest.mark.parametrize("width", range(40, 90))
+def test_a_table_never_cuts_a_number(width: int) -> None:
+    rows = [row("fedavg", 0.7, 0.74), row("fpl", 0.745, 0.755)]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(domain_sheet(rows, ["a", "b"]).rich("t", width))
+    assert "…" not in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_tasks_have_pictures_of_their_own() -> None:
+    tasks = ["skew+", "skew-", "shift"]
+    assert [_file_name(task, k, tasks) for k, task in enumerate(tasks)] == ["skew__1.png", "skew__2.png", "shift.png"]

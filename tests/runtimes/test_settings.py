@@ -78,17 +78,6 @@ def test_a_runtime_may_be_named() -> None:
     assert isinstance(RuntimeSettings("cohort", device="cpu").build(tiny(), LITTLE), Cohort)
 
 
-def test_workers_are_refused_on_a_gpu() -> None:
-    with pytest.raises(BadInput, match=r"runtime\.device = 'cuda:0': workers is for the CPU"):
-        RuntimeSettings("workers", device="cuda:0", precision="bf16").build(tiny(), LITTLE)
-
-
-def test_auto_says_so_if_the_gpu_that_was_named_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(BadInput, match="torch finds no CUDA device here"):
-        RuntimeSettings(device="cuda:0").build(tiny(), MUCH)
-
-
 @pytest.mark.parametrize("name", ["auto", "sequential", "workers"])
 def test_a_precision_of_gpus_is_refused_on_the_cpu(name: str) -> None:
     with pytest.raises(BadInput, match=r"runtime\.precision = 'bf16' is for GPUs"):

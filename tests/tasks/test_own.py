@@ -395,3 +395,23 @@ def test_the_log_is_quiet_where_there_is_nothing_to_say(
     assert not caplog.records
     first = decoded(tmp_path / "north/a/00.png", 8)
     assert np.array_equal(task.clients["north"].x[0].numpy(), first)
+
+
+def test_only_files_that_are_read_make_another_run(tmp_path: Path, draw: Draw) -> None:
+    images, rows = folder(tmp_path / "images", draw), tables(tmp_path, leeds="x,y 1,0 2,1")
+    draw("images/leeds/cat/00.png")
+    before = images.stamp(), rows.stamp()
+    for name in (
+        ".DS_Store",
+        "results/rounds.jsonl",
+        "notes.txt",
+        "images/leeds/.hidden",
+        "images/leeds/cat/notes.txt",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert (images.stamp(), rows.stamp()) == before
+    draw("images/leeds/cat/01.png")
+    assert images.stamp() != before[0]
+    tables(tmp_path, leeds="x,y 1,0 2,1 3,1")
+    assert rows.stamp() != before[1]

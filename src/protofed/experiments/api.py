@@ -71,7 +71,7 @@ def run(
         evaluation=checked(EvaluationSettings(every=evaluate_every, clients=evaluate_clients_every)),
         saving=checked(SavingSettings(on_error=on_save_error)),
     )
-    place = RunFolder(Path(folder)) if folder is not None else None
+    place = RunFolder(Path(folder).absolute()) if folder is not None else None
     return execute(
         config.experiment(),
         place,

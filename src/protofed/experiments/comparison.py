@@ -61,19 +61,21 @@ def load(
         known = _labelled(table, key, str(path))
         _refuse_unknown(chosen, known, f"{path}: {key}")
         table[key] = {label: own for label, own in known.items() if label in chosen} if chosen else known
-    return parse(_only_known(table), str(path), is_small=is_small, overrides=overrides, place=place)
+    return parse(_only_known(table, str(path)), str(path), is_small=is_small, overrides=overrides, place=place)
 
 
-def _only_known(table: dict[str, Any]) -> dict[str, Any]:
+def _only_known(table: dict[str, Any], source: str) -> dict[str, Any]:
     """The table without what it says of tasks and methods that were left out."""
     tasks, methods = table["tasks"], table["methods"]
     methods = {
-        label: {**own, "on": {t: v for t, v in own["on"].items() if t in tasks}} if "on" in own else own
+        label: {**own, "on": {t: v for t, v in _tables(own, "on", f"{source}: methods.{label}").items() if t in tasks}}
+        if "on" in own
+        else own
         for label, own in methods.items()
     }
     published = {
         task: {label: row for label, row in rows.items() if label == "columns" or label in methods}
-        for task, rows in table.get("published", {}).items()
+        for task, rows in _tables(table, "published", source).items()
         if task in tasks
     }
     return {**table, "methods": methods, "published": published}
@@ -89,15 +91,15 @@ def parse(
     tasks, methods = (_labelled(table, key, source) for key in ("tasks", "methods"))
     small = _value(table, "small", dict, {}, source) if is_small else {}
     seeds = tuple(_value(table, "seeds", list, [0, 1, 2], source))
-    if not seeds or len(set(seeds)) < len(seeds) or not all(type(s) is int and s >= 0 for s in seeds):
+    if not seeds or not all(type(s) is int and s >= 0 for s in seeds) or len(set(seeds)) < len(seeds):
         raise BadInput(f"{source}: seeds: must be different whole numbers, not {list(seeds)}")
     seeds = seeds[:1] if is_small else seeds
 
     def configs(task: str, method: str) -> tuple[Config, ...]:
         own = {key: value for key, value in methods[method].items() if key != "on"}
-        on = methods[method].get("on", {})
+        on = _tables(methods[method], "on", f"{source}: methods.{method}")
         _refuse_unknown(on, tasks, f"{source}: methods.{method}.on")
-        sections = merged(table.get("common", {}), tasks[task], own, on.get(task, {}), small)
+        sections = merged(_value(table, "common", dict, {}, source), tasks[task], own, on.get(task, {}), small)
         sections = {key: value for key, value in sections.items() if value}
         layers: list[Key] = [("small",)] if is_small else []
         layers += [("methods", method, "on", task), ("methods", method), ("tasks", task), ("common",)]
@@ -149,6 +151,14 @@ def _value(table: Table, key: str, kind: type, default: Any, source: str) -> Any
     return value
 
 
+def _tables(table: Table, key: str, source: str) -> dict[str, Any]:
+    """The tables below a key, by their labels."""
+    found: dict[str, Any] = _value(table, key, dict, {}, source)
+    for label in found:
+        _value(found, label, dict, {}, f"{source}: {key}")
+    return found
+
+
 def _summary(table: Table, source: str) -> Summary:
     summary: Summary = table.get("summary", "last_five")
     if summary not in get_args(Summary):
@@ -168,11 +178,13 @@ def _target(table: Table, source: str) -> float | None:
 def _published(
     table: Table, tasks: Table, methods: Table, source: str
 ) -> Iterable[tuple[str, dict[str, dict[str, float]]]]:
-    published = _value(table, "published", dict, {}, source)
+    published = _tables(table, "published", source)
     _refuse_unknown(published, tasks, f"{source}: published")
     for task, rows in published.items():
         where = f"{source}: published.{task}"
         columns = _value(rows, "columns", list, [], where)
+        if not all(isinstance(column, str) for column in columns):
+            raise BadInput(f"{where}.columns: must be names, not {columns}")
         numbers = {label: row for label, row in rows.items() if label != "columns"}
         _refuse_unknown(numbers, methods, where)
         for label, row in numbers.items():

@@ -92,6 +92,10 @@ class RunFolder:
             raise RunFailed(f"could not wait for {self.checkpoints}: {error.strerror or error}; resume") from error
         write_atomically(self.path / "done", b"")
 
+    def reopen(self) -> None:
+        """A run that goes on is not done any more."""
+        (self.path / "done").unlink(missing_ok=True)
+
     @contextlib.contextmanager
     def locked(self, steal: bool = False) -> Iterator[None]:
         """Holds the folder for this process; refused if another one has it. A lock that a process on another machine

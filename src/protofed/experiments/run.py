@@ -90,6 +90,9 @@ METRICS = {
 }
 """What the metrics of a round are. Own models are those that clients have just trained."""
 
+COLUMNS = frozenset({*METRICS, "down", "up", "seconds", "left_out", "reached"})
+"""What the numbers of a run are called; a domain needs another name."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -187,6 +190,9 @@ def execute(
     may differ (and `protofed`, if another version may go on); `steal_lock` takes a folder that a process on another
     machine has left without giving it back.
     """
+    taken = sorted(COLUMNS & experiment.federation.task.tests.keys())
+    if taken:
+        raise BadInput(f"the task has a test set called {taken[0]!r}, as a number of every run is: rename it")
     with _threads(experiment.threads), folder.locked(steal_lock) if folder else contextlib.nullcontext():
         try:
             run = _Run(experiment, folder, observer or Silent(), allowed_changes)
@@ -230,7 +236,7 @@ class _Run:
     def _first_state(self, resume: bool) -> State:
         saved = self._saved(resume)
         if saved is not None and self.folder:
-            self.rounds, self.lines = parsed(saved.rounds), saved.rounds.splitlines(keepends=True)
+            self.rounds, self.lines = parsed(saved.rounds), [f"{line}\n" for line in _lines(saved.rounds)]
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)
             return saved.state
@@ -259,7 +265,13 @@ class _Run:
             raise RunFailed(
                 f"{folder.path} holds {count} rounds and no checkpoint: nothing to resume; remove it to start afresh"
             )
+        if saved is not None and saved.state.round > self.federation.training.rounds:
+            raise BadInput(
+                f"{folder.path} has {saved.state.round} rounds already, more than training.rounds = "
+                f"{self.federation.training.rounds}"
+            )
         if saved is not None and has_changed:  # first the state, so that whoever resumes need not allow it again
+            folder.reopen()
             checkpoint.save(folder.checkpoints, saved, self.federation, identity)
             folder.change_config(now)
         elif saved is not None and then != now:
@@ -395,7 +407,12 @@ class _Timed:
 
 
 def parsed(lines: str) -> list[Round]:
-    return [Round(**json.loads(line)) for line in lines.splitlines()]
+    return [Round(**json.loads(line)) for line in _lines(lines)]
+
+
+def _lines(text: str) -> list[str]:
+    """A name may hold what `splitlines` takes for the end of a line."""
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def _chosen(rounds: Sequence[Round], summary: Summary) -> list[Round]:

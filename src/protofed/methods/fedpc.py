@@ -20,8 +20,8 @@ Departures:
    the gradient finite. The text also speaks of pushing other classes away, which no equation does.
 7. In the first round there are no prototypes to learn against: those of the clustering come from random weights.
 8. Means within a cluster are unweighted, as the text says; Eq. (1) weights by examples (a setting, for both).
-9. A cluster that nobody replies for keeps its extractor, and a class that no reply of its cluster holds its prototype;
-   the paper has all clients take part.
+9. A cluster that nobody replies for enters Eq. (8) with the extractor that it had, and a class that no reply of its
+   cluster holds with its prototype; the paper has all clients take part.
 10. A client that was not there for the clustering joins the nearest cluster when it first takes part; the paper leaves
     this open. If that fails, it trains from the mean of all clusters, and its weights are not aggregated.
 11. Between rounds a client is tested with its cluster's extractor and its own head; the paper tests after training.

@@ -121,7 +121,7 @@ class GA(Enclosing):
     async def train(self, local: Local, message: Any, memory: Any) -> Reply[Judged, Any]:
         own, validation = held_out(local)
         reply = await self.base.train(replace(local, data=own), message, memory)
-        params = self.base.trained_weights(reply.upload, reply.memory)
+        params = {**self.base.trained_weights(reply.upload, reply.memory), **reply.upload.params}  # what it sends
         loss = await local.total(self.badness, params, (message, reply.memory), data=validation)
         return Reply(Judged(reply.upload, loss / len(validation)), reply.memory)
 

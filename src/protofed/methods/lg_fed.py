@@ -12,7 +12,7 @@ Departures:
 2. Training starts from common initial weights; the authors' code starts from a model that FedAvg has trained.
 3. Clients count equally, as in the authors' code; by their numbers of examples is a setting.
 4. A client is tested with its own features and the server's classifier; the authors' code takes for each client the
-   model that was best on its test set.
+   model that was best on its test set. The personal metrics, as of every method, are of the weights just trained.
 """
 
 from dataclasses import dataclass

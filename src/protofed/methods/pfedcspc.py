@@ -213,7 +213,8 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
                     models[client] = upload.base.params
                 yield client, upload.base
 
-        base = self.base.aggregate(server.base, of_base(), central)
+        received = replace(server.base, params={**server.base.params, **server.head})  # a base may ask how far it went
+        base = self.base.aggregate(received, of_base(), central)
         present = [client for client in sorted(slots) if slots[client].count.any()]
         if not present:
             raise RoundAbandoned("no client sent a prototype: there is nothing to calibrate on.")

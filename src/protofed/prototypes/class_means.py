@@ -62,7 +62,8 @@ class Recorder(nn.Module):
         self.register_buffer("count", torch.zeros(num_classes))
 
     def forward(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        sums = class_sums(z.detach(), y, weight, len(self.count))
+        with torch.autocast(z.device.type, enabled=False):  # sums are float32, whatever the networks work in
+            sums = class_sums(z.detach(), y, weight, len(self.count))
         self.total.add_(sums.total)
         self.count.add_(sums.count)
         return z

@@ -60,8 +60,8 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     made = environment()
     parts = [f"# {comparison.title}\n", _how(comparison, made)]
     results = {}
-    for part in reports(comparison, outcomes):
-        picture = re.sub(r"\W+", "_", part.task.lower()) + ".png"
+    for k, part in enumerate(reports(comparison, outcomes)):
+        picture = _file_name(part.task, k, list(comparison.runs))
         _draw(part, folder / picture)
         parts.append(_section(part, comparison, picture))
         results[part.task] = {row.label: [dict(seed) for seed in row.seeds] for row in part.rows}
@@ -69,6 +69,12 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     write_atomically(folder / "results.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
     write_atomically(folder / "report.md", "\n".join(parts).encode())
     return folder / "report.md"
+
+
+def _file_name(task: str, k: int, tasks: Sequence[str]) -> str:
+    """Of a task's picture; tasks whose names differ in nothing that a file's name should have are numbered."""
+    names = [re.sub(r"\W+", "_", one.lower()) for one in tasks]
+    return f"{names[k]}.png" if names.count(names[k]) == 1 else f"{names[k]}_{k + 1}.png"
 
 
 def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[Outcome]]) -> TaskReport:
@@ -159,8 +165,8 @@ def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
         f"- on {_hardware(made)}, torch {made['torch']}, Python {made['python']}",
         f"- seeds {', '.join(map(str, comparison.seeds))}; {SUMMARIES[comparison.summary]}; mean ± sample standard "
         "deviation over seeds",
-        f"- {first.rounds} rounds of {first.epochs} local epochs, batch {first.batch_size}, unless a method's section "
-        "of the file says otherwise",
+        f"- {first.rounds} rounds of {first.epochs} local epochs, batch {first.batch_size}, unless a task's or "
+        "method's section of the file says otherwise",
     ]
     if comparison.source:
         lines.append(f"- published numbers: {comparison.source}")

@@ -14,7 +14,7 @@ from torch import Tensor
 from protofed.errors import BadInput
 from protofed.experiments.checkpoint import write_atomically
 from protofed.method import ClientId, Task
-from protofed.reports.figures import COLOURS
+from protofed.reports.figures import COLOURS, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,7 +140,7 @@ def picture_of_holdings(task: Task) -> "Figure":
     axes.scatter(column, row, s=number * _area_of_one(held, plan), c=paint, linewidths=0, zorder=2)
     _label(axes, held, plan)
     _legends(axes, held, plan, tints)
-    figure.text(0.1 / plan.width, 1 - 0.15 / plan.height, _plain(title), va="top", fontsize=11, fontweight="bold")
+    figure.text(0.1 / plan.width, 1 - 0.15 / plan.height, plain(title), va="top", fontsize=11, fontweight="bold")
     return figure
 
 
@@ -156,7 +156,7 @@ def _label(axes: "Axes", held: Holdings, plan: Layout) -> None:
     axes.set_ylim(plan.rows - 0.5, -0.5)
     every = next(step for step in (1, 2, 5) if step * plan.cell >= 0.25)
     axes.set_xticks(range(0, plan.columns, every))
-    axes.set_yticks(range(plan.rows), [_plain(client) for client in held.clients])
+    axes.set_yticks(range(plan.rows), [plain(client) for client in held.clients])
     axes.tick_params(labelsize=plan.points, length=0)
     axes.set_xlabel("class", fontsize=9)
     axes.grid(alpha=0.25, linewidth=0.5, zorder=0)
@@ -181,7 +181,7 @@ def _legends(axes: "Axes", held: Holdings, plan: Layout, tints: dict[str, str]) 
     style: dict[str, Any] = {"loc": "upper left", "frameon": False, "fontsize": 9, "alignment": "left"}
     top = 1.0
     if set(tints) != {EVERYBODY}:
-        domains = [bubble(colour, _plain(name), 60) for name, colour in tints.items()]
+        domains = [bubble(colour, plain(name), 60) for name, colour in tints.items()]
         axes.add_artist(axes.legend(handles=domains, title="domain", bbox_to_anchor=(left, top), **style))
         top -= _legend_of_domains(tints) / (plan.rows * plan.cell)
     areas = [bubble("#777777", f"{n:,}", n * _area_of_one(held, plan)) for n in sizes(int(held.counts.max()))]
@@ -235,10 +235,10 @@ def picture_of_images(task: Task, per_domain: int) -> "Figure":
     names = 0.3 + 0.1 * max(len(name) for name in sheet)
     width, height = names + columns * side + 0.1, top + len(sheet) * (side + gap)
     figure = Figure(figsize=(width, height))
-    figure.text(0.1 / width, 1 - 0.12 / height, _plain(f"{task.name}: training images"), va="top", fontweight="bold")
+    figure.text(0.1 / width, 1 - 0.12 / height, plain(f"{task.name}: training images"), va="top", fontweight="bold")
     for k, (domain, row) in enumerate(sheet.items()):
         bottom = height - top - (k + 1) * (side + gap) + gap
-        figure.text((names - 0.1) / width, (bottom + side / 2) / height, _plain(domain), ha="right", va="center")
+        figure.text((names - 0.1) / width, (bottom + side / 2) / height, plain(domain), ha="right", va="center")
         for j, picture in enumerate(row):
             left = names + j * side
             axes = figure.add_axes((left / width, bottom / height, 0.95 * side / width, 0.95 * side / height))
@@ -253,11 +253,6 @@ def _shown(image: Tensor) -> NDArray[np.float32]:
     scaled = image.float() / 255 if image.dtype == torch.uint8 else image.clamp(0, 1)
     shown: NDArray[np.float32] = scaled.permute(1, 2, 0).squeeze(-1).numpy()
     return shown
-
-
-def _plain(name: str) -> str:
-    """A name in which matplotlib finds no formula."""
-    return name.replace("$", r"\$")
 
 
 def _save(figure: "Figure", path: Path) -> None:

@@ -24,9 +24,9 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
             curves = [_curve(rounds, panel) for rounds in seeds]
             shown = [r.round for r in seeds[0] if r.is_evaluated]
             values = list(zip(*curves, strict=True))
-            axis.plot(shown, [fmean(v) for v in values], label=method, color=colour, linewidth=1.8)
+            axis.plot(shown, [fmean(v) for v in values], label=plain(method), color=colour, linewidth=1.8)
             axis.fill_between(shown, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-        axis.set_title(panel, fontsize=11, fontweight="bold" if panel == "average" else "normal")
+        axis.set_title(plain(panel), fontsize=11, fontweight="bold" if panel == "average" else "normal")
         axis.set_xlabel("round")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
@@ -34,7 +34,7 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
     axes[0].set_ylabel("accuracy, %")
     axes[0].set_ylim(0, 100)
     axes[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(plain(title), fontsize=12)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
@@ -51,15 +51,20 @@ def standings(rows: Sequence[Row], path: Path, title: str) -> None:
         colour = COLOURS[1] if row.is_reference else COLOURS[0]
         axis.barh(height, fmean(values), color=colour, alpha=0.35)
         axis.plot(values, [height] * len(values), "o", color=colour, markersize=3.5)
-    axis.set_yticks(range(len(ended)), [row.name for row in ended], fontsize=9)
+    axis.set_yticks(range(len(ended)), [plain(row.name) for row in ended], fontsize=9)
     axis.set_xlabel("average over the domains, %")
     axis.set_xlim(left=0)
     axis.grid(axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(plain(title), fontsize=12)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
 
 def _curve(rounds: Sequence[Round], panel: str) -> list[float]:
     return [100 * {**r.domains, **r.metrics}[panel] for r in rounds if r.is_evaluated]
+
+
+def plain(name: str) -> str:
+    """A name in which matplotlib finds no formula."""
+    return name.replace("$", r"\$")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 NOTE = (
@@ -71,19 +72,26 @@ class Sheet:
 
     def markdown(self) -> str:
         lines = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+        return "\n".join(f"| {' | '.join(map(_in_a_cell, line))} |" for line in lines) + "\n"
 
     def rich(self, title: str, width: int) -> Table:
         """For a terminal of so many columns: without deviations if they do not fit."""
         lines = [[cell.replace(" ± ", "±") for cell in line] for line in self.rows]
-        if sum(max(map(len, column)) + 1 for column in zip(self.header, *lines, strict=True)) > width - 4:
+        needed = sum(max(map(len, column)) + 2 for column in zip(self.header, *lines, strict=True))
+        if needed >= width:
             lines = [[cell.partition("±")[0] for cell in line] for line in lines]
-        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+        table = Table(
+            title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
+        )
         for k, name in enumerate(self.header):
-            table.add_column(name, justify="right" if k else "left", no_wrap=True)
+            table.add_column(escape(name), justify="right" if k else "left", no_wrap=True)
         for line in lines:
-            table.add_row(*line)
+            table.add_row(*map(escape, line))
         return table
+
+
+def _in_a_cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def domain_sheet(rows: Sequence[Row], domains: Sequence[str]) -> Sheet:

@@ -54,8 +54,6 @@ class RuntimeSettings:
         name = self._chosen(task, training, alone) if self.name == "auto" else self.name
         if name != "cohort" and self.precision != "float32" and not self.device.startswith("cuda"):
             raise BadInput(f"runtime.precision = {self.precision!r} is for GPUs, and this run would be on the CPU")
-        if name == "workers" and self.device not in ("", "cpu"):
-            raise BadInput(f"runtime.device = {self.device!r}: workers is for the CPU; take cohort or sequential")
         match name:
             case "cohort":
                 return Cohort(self.device, self.precision, self.executor, self.deterministic)
@@ -64,7 +62,7 @@ class RuntimeSettings:
         return Sequential(self.device or "cpu", self.precision, self.deterministic)
 
     def _chosen(self, task: Task, training: Training, alone: bool) -> str:
-        if self.device.startswith("cuda") or (self.device != "cpu" and torch.cuda.is_available()):
+        if self.device != "cpu" and torch.cuda.is_available():
             name = "cohort"
         elif (
             alone

@@ -96,6 +96,13 @@ def kind_of(root: Path) -> SiteKind:
     raise BadInput(_nothing_found(root))
 
 
+def files_of(root: Path, kind: SiteKind) -> list[Path]:
+    """What is read of a folder."""
+    if kind == "tables":
+        return _tables_in(root)[0]
+    return [path for classes in image_sites(root).files.values() for paths in classes.values() for path in paths]
+
+
 def image_sites(root: Path) -> ImageSites:
     """The images below a folder."""
     folders, ignored = _folders_in(root, root)

@@ -99,9 +99,9 @@ class Own:
         return _image_task(self, root, network) if self.kind == "images" else _table_task(self, root)
 
     def stamp(self) -> str:
-        """Of the files that are there now, by their names, sizes and times: a run on changed files is another run."""
+        """Of the files that are read, by their names, sizes and times: a run on changed files is another run."""
         root = self._root()
-        files = sorted(path for path in root.rglob("*") if path.is_file())
+        files = sorted(sites.files_of(root, self.kind))
         facts = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
 

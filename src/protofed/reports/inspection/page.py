@@ -1,5 +1,6 @@
 """What was found in a folder, as a page to read and as an experiment."""
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ class Inspection:
         if self.errors:
             return "No experiment was written: settle the errors, then inspect again."
         if self.written:
-            return f"Written: {self.written}\nRun it with: protofed run {self.written}"
+            return f"Written: {self.written}\nRun it with: protofed run {shlex.quote(str(self.written))}"
         return "Ready to run: inspect again with --write FILE for an experiment file."
 
 
