@@ -275,3 +275,31 @@ def test_the_runs_of_a_demo_that_is_killed_end_too(tmp_path: Path) -> None:
         assert children
         running.kill()
     wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), seconds=20)
+
+
+def test_a_run_that_has_ended_is_not_shown_for_other_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    table = tmp_path / "data" / "leeds.csv"
+    table.write_text("x,y\n" + "1,0\n2,1\n" * 20)
+    (tmp_path / "own.toml").write_text(
+        '[task]\nname = "own"\nkind = "tables"\npath = "data"\nlabel = "y"\n[method]\nname = "fedavg"\n'
+        "[training]\nrounds = 1\nepochs = 1\n"
+    )
+    words = ("run", "own.toml", "--folder", "one")
+    first = protofed(*words, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    (tmp_path / "data" / ".hidden").write_text("")
+    assert protofed(*words, cwd=tmp_path).returncode == 0
+    table.write_text("x,y\n" + "1,1\n2,0\n" * 20)
+    other = protofed(*words, cwd=tmp_path)
+    assert other.returncode != 0
+    assert "its data have changed since" in other.stderr
+
+
+def test_a_report_cannot_go_where_a_file_is(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[tasks.a.task]\nname = "minidigits"\n[methods.b.method]\nname = "fedavg"\n')
+    (tmp_path / "taken").write_text("")
+    found = protofed("compare", "c.toml", "--report", "taken", cwd=tmp_path)
+    assert found.returncode != 0
+    assert "the folder taken, which is a file" in found.stderr
+    assert not (tmp_path / "results").exists()

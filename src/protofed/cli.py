@@ -22,6 +22,7 @@ from protofed.errors import BadInput, RunFailed
 from protofed.experiments import comparison
 from protofed.experiments import config as configuration
 from protofed.experiments.changes import refuse_changes
+from protofed.experiments.checkpoint import refuse_other_data
 from protofed.experiments.comparison import Comparison
 from protofed.experiments.describe import about, settings_of
 from protofed.experiments.folder import RunFolder
@@ -92,6 +93,7 @@ def run(
     folder = RunFolder(run_folder) if run_folder else folder_of(config, out_dir)
     if folder.is_done and not allow_change:
         refuse_changes(folder.read_config(), config.toml(), (), str(folder.path))
+        refuse_other_data(folder.checkpoints, config.identity)
         folder.warn_of_other_versions()
     else:
         advice = f"resume with the same command and --resume ({folder.path})"

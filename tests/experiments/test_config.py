@@ -7,6 +7,7 @@ import pytest
 
 from protofed import FPL, Adam, Asam, BadInput, Sgd
 from protofed.experiments import config
+from protofed.experiments.toml import section_text
 from protofed.methods import METHODS
 
 GOOD = """
@@ -175,3 +176,9 @@ def test_one_setting_of_the_optimiser_changes_that_one_alone() -> None:
 def test_toml_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nested too deeply"):
         config.load(written(tmp_path, "a = " + "[" * 5000 + "]" * 5000))
+
+
+def test_every_text_can_be_read_back() -> None:
+    texts = ["a\x7fb", "\U0001f600", 'quote " and \\', "\u2028", "line\nend"]
+    written = section_text("x", {**dict.fromkeys(texts, 1), "values": texts})
+    assert tomllib.loads(written) == {"x": {**dict.fromkeys(texts, 1), "values": texts}}

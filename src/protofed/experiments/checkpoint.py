@@ -11,6 +11,7 @@ as a round has clients. All that it names is checked before any tensor is read. 
 be damaged.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -159,6 +160,16 @@ def _manifest(
 def _networks(federation: Federation) -> dict[str, list[int]]:
     """Names and shapes of the first client's weights."""
     return {name: list(shape) for name, shape in federation.networks_of(federation.ids[0]).shapes.items()}
+
+
+def refuse_other_data(folder: Path, identity: str) -> None:
+    """Refuses to take a run that has ended for one on data that have changed since."""
+    for path in _numbered(folder):
+        with contextlib.suppress(Damaged):
+            then = _checked_manifest(path)["run"]
+            if then.partition("+")[2] != identity.partition("+")[2]:
+                raise RunFailed(f"{path.parent.parent} holds run {then}, not {identity}: its data have changed since")
+            return
 
 
 def _read(path: Path, federation: Federation, identity: str, allowed: Collection[str], has_changed: bool) -> Checkpoint:
