@@ -58,6 +58,16 @@ def test_devices_come_back_after_an_exception() -> None:
     assert torch.zeros(2).device.type == "cpu"
 
 
+@pytest.mark.parametrize(("precision", "is_rounded"), [("float32", False), ("tf32", True), ("bf16", False)])
+def test_products_are_rounded_in_tf32_only(precision: Any, is_rounded: bool) -> None:
+    """With bf16 the networks work in it, and what they give is a loss's, which is float32."""
+    flags = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [flag.allow_tf32 for flag in flags]
+    with working(torch.device("cuda"), precision, deterministic=True):
+        assert [flag.allow_tf32 for flag in flags] == [is_rounded, is_rounded]
+    assert [flag.allow_tf32 for flag in flags] == before
+
+
 def test_working_on_the_cpu_changes_no_setting() -> None:
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     with working(torch.device("cpu"), "tf32", deterministic=True):

@@ -62,8 +62,8 @@ def working(device: torch.device, precision: Precision, deterministic: bool) -> 
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS does not repeat itself
     wanted = {
-        (torch.backends.cuda.matmul, "allow_tf32"): precision != "float32",
-        (torch.backends.cudnn, "allow_tf32"): precision != "float32",
+        (torch.backends.cuda.matmul, "allow_tf32"): precision == "tf32",  # with bf16, what is not in it is a loss
+        (torch.backends.cudnn, "allow_tf32"): precision == "tf32",
         (torch.backends.cudnn, "deterministic"): deterministic,
         (torch.backends.cudnn, "benchmark"): not deterministic,
         (torch.utils.deterministic, "fill_uninitialized_memory"): False,  # a debugging aid that costs time
