@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
-from protofed.networks import _OVERWRITTEN, Networks, Parts, _quicken, matching, without
+from protofed.networks import _OVERWRITTEN, Networks, Parts, _quicken, matching, product, without
+from protofed.prototypes.calibration import knowledge
+from protofed.prototypes.class_means import Prototypes, class_sums
+from protofed.prototypes.clustering import first_neighbours
+from protofed.prototypes.contrast import cluster_contrast
 from protofed.tree import Params
 
 STATISTICS = ["features.1.running_mean", "features.1.running_var"]
@@ -544,3 +548,34 @@ def test_chains_within_chains_pool_first_too() -> None:
     module = nn.Sequential(nn.Sequential(*pooling()), nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
     _quicken(module)
     assert kinds(module[0]) == [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
+
+
+@pytest.mark.parametrize("rounds_in_tf32", [True, False])
+def test_products_of_losses_and_sums_are_exact_whatever_the_networks_work_in(
+    rounds_in_tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is rounded on a CPU in tf32; so what is asked is whether it would be, at the time of each product."""
+    seen: list[bool] = []
+    usual = Tensor.__matmul__
+
+    def watched(a: Tensor, b: Tensor) -> Tensor:
+        seen.append(torch.backends.cuda.matmul.allow_tf32)
+        return usual(a, b)
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    a = torch.rand(5, 64, generator=torch.Generator().manual_seed(0))
+    prototypes = Prototypes(a, torch.ones(5))
+    monkeypatch.setattr(Tensor, "__matmul__", watched)
+    torch.backends.cuda.matmul.allow_tf32 = rounds_in_tf32
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(product(a, a.T), usual(a.double(), a.T.double()).float())
+            class_sums(a, torch.arange(5), torch.ones(5), 5)
+            cluster_contrast(a, torch.arange(5), a, torch.arange(5), 0.02)
+            knowledge(a, prototypes, 0.02)
+            first_neighbours(a)
+        assert torch.backends.cuda.matmul.allow_tf32 is rounds_in_tf32
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert len(seen) >= 5
+    assert not any(seen)

@@ -30,6 +30,22 @@ _MAKING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.BatchNorm1d, nn.BatchN
 _OVERWRITTEN = (*_MAKING, nn.MaxPool2d)
 """Layers whose gradient does not need what they gave; those of the first kind make something new in any case."""
 
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b in the precision that a and b have, whatever the networks work in: for sums, for what is divided by a small
+    temperature, and where a bound on rounding counts."""
+    settings: Any = torch.backends.cuda.matmul
+    is_rounded = settings.allow_tf32
+    if not is_rounded and not torch.is_autocast_enabled(a.device.type):
+        return a @ b
+    settings.allow_tf32 = False
+    try:
+        with torch.autocast(a.device.type, enabled=False):
+            return a @ b
+    finally:
+        settings.allow_tf32 = is_rounded
+
+
 Slot = tuple[dict[str, Any], str, str, bool]
 """Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
 buffer."""

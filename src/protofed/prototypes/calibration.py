@@ -6,6 +6,7 @@ from torch import Tensor
 
 from protofed.data import Data
 from protofed.method import Central, Objective
+from protofed.networks import product
 from protofed.optim import Sgd
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.contrast import ABSENT, EPS
@@ -107,7 +108,7 @@ def weighted_contrast(
     is_class, is_client = y[:, None] == y, client[:, None] == client
     sigma = torch.where(is_class ^ is_client, 1.0, easy_weight)
     others = (weight > 0) & ~torch.eye(len(y), dtype=torch.bool, device=y.device)  # (B, B)
-    logits = torch.where(others, unit @ unit.T / temperature + sigma.log(), ABSENT)
+    logits = torch.where(others, product(unit, unit.T) / temperature + sigma.log(), ABSENT)
     positive = (is_class & others).float()
     logs = logits - logits.logsumexp(-1, keepdim=True)
     return -(positive * logs).sum(-1) / positive.sum(-1).clamp(min=1)
@@ -141,7 +142,7 @@ def mixing_weights(losses: Tensor, temperature: float) -> Tensor:
 def knowledge(z: Tensor, exemplars: Prototypes, temperature: float) -> Tensor:
     """The share of each class in the similarities to the exemplars, (B, C); none for a class without one, Eq. (15)."""
     unit, targets = F.normalize(z, dim=-1, eps=EPS), F.normalize(exemplars.mean, dim=-1, eps=EPS)
-    return torch.where(exemplars.is_known, unit @ targets.T / temperature, ABSENT).softmax(-1)
+    return torch.where(exemplars.is_known, product(unit, targets.T) / temperature, ABSENT).softmax(-1)
 
 
 @torch.no_grad()

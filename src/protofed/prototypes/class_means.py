@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from protofed.data import Batch
 from protofed.method import Local, Task
-from protofed.networks import Model, Networks, Parts, matching
+from protofed.networks import Model, Networks, Parts, matching, product
 from protofed.tree import Params, record
 
 PrototypeMode = Literal["running", "recomputed"]
@@ -47,7 +47,7 @@ def no_prototypes(num_classes: int, dim: int) -> Prototypes:
 def class_sums(z: Tensor, y: Tensor, weight: Tensor, num_classes: int) -> ClassSums:
     """Σ of the features of each class, and how many there are."""
     member = (y[:, None] == torch.arange(num_classes, device=y.device)) * weight[:, None]  # (B, C)
-    return ClassSums(member.T @ z, member.sum(0))
+    return ClassSums(product(member.T, z), member.sum(0))
 
 
 class Recorder(nn.Module):
@@ -62,8 +62,7 @@ class Recorder(nn.Module):
         self.register_buffer("count", torch.zeros(num_classes))
 
     def forward(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        with torch.autocast(z.device.type, enabled=False):  # sums are float32, whatever the networks work in
-            sums = class_sums(z.detach(), y, weight, len(self.count))
+        sums = class_sums(z.detach(), y, weight, len(self.count))
         self.total.add_(sums.total)
         self.count.add_(sums.count)
         return z

@@ -5,6 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.networks import product
+
 BLOCK = 256
 """Points are compared in full precision with the blocks of so many that can hold their first neighbour."""
 TILE = 4096
@@ -30,7 +32,7 @@ def first_neighbours(points: Tensor) -> Tensor:
 def nearest(unit: Tensor, rows: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """The highest similarity of each of these rows (R,) to another one from `start` to `stop`, and the first that has
     it, (R,) each."""
-    similarity = unit[rows] @ unit[start:stop].T
+    similarity = product(unit[rows], unit[start:stop].T)
     similarity.masked_fill_(rows[:, None] == torch.arange(start, start + similarity.shape[1]), -torch.inf)
     value, column = similarity.round(decimals=12).max(-1)  # equal points differ in the last bits of the product
     return value, start + column
@@ -44,7 +46,7 @@ def possible_blocks(unit: Tensor) -> Tensor:
     highest = unit.new_empty(len(unit), -(-len(unit) // BLOCK))
     for i in range(0, len(unit), TILE):
         for j in range(0, i + 1, TILE):
-            products = unit[i : i + TILE] @ unit[j : j + TILE].T
+            products = product(unit[i : i + TILE], unit[j : j + TILE].T)
             if i == j:
                 products.fill_diagonal_(-torch.inf)
             highest[i : i + TILE, j // BLOCK : (j + TILE) // BLOCK] = highest_of_blocks(products)

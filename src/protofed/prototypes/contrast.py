@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.networks import product
+
 EPS = 1e-8
 ABSENT = -1e9
 """The logit of a prototype that is not there: finite, so that gradients are; far below any real one."""
@@ -18,7 +20,7 @@ def cluster_contrast(z: Tensor, y: Tensor, means: Tensor, label: Tensor, tempera
     """
     unit = F.normalize(z.float(), dim=-1, eps=EPS)
     targets = F.normalize(means.detach().float(), dim=-1, eps=EPS)
-    logits = torch.where(label >= 0, unit @ targets.T / temperature, ABSENT)  # (B, M)
+    logits = torch.where(label >= 0, product(unit, targets.T) / temperature, ABSENT)  # (B, M)
     is_own = y[:, None] == label
     own = torch.where(is_own, logits, ABSENT)
     return torch.where(is_own.any(-1), logits.logsumexp(-1) - own.logsumexp(-1), 0.0)
