@@ -24,11 +24,25 @@ Patterns = tuple[str, ...]
 """Shell patterns of names in `Params`, such as `("features.*",)`."""
 
 Precision = Literal["float32", "tf32", "bf16"]
-"""What matrix products and convolutions are computed in; weights, sums and losses are float32 always."""
+"""What the networks' matrix products and convolutions are computed in; weights and sums are float32 always."""
 
 _MAKING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d)
 _OVERWRITTEN = (*_MAKING, nn.MaxPool2d)
 """Layers whose gradient does not need what they gave; those of the first kind make something new in any case."""
+
+Slot = tuple[dict[str, Any], str, str, bool]
+"""Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
+buffer."""
+
+
+def matching(params: Params, patterns: Patterns) -> Params:
+    """The entries whose name matches one of the patterns."""
+    return {name: leaf for name, leaf in params.items() if any(fnmatchcase(name, p) for p in patterns)}
+
+
+def without(params: Params, patterns: Patterns) -> Params:
+    """The entries whose name matches none of the patterns."""
+    return {name: leaf for name, leaf in params.items() if not any(fnmatchcase(name, p) for p in patterns)}
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -44,21 +58,6 @@ def product(a: Tensor, b: Tensor) -> Tensor:
             return a @ b
     finally:
         settings.allow_tf32 = is_rounded
-
-
-Slot = tuple[dict[str, Any], str, str, bool]
-"""Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
-buffer."""
-
-
-def matching(params: Params, patterns: Patterns) -> Params:
-    """The entries whose name matches one of the patterns."""
-    return {name: leaf for name, leaf in params.items() if any(fnmatchcase(name, p) for p in patterns)}
-
-
-def without(params: Params, patterns: Patterns) -> Params:
-    """The entries whose name matches none of the patterns."""
-    return {name: leaf for name, leaf in params.items() if not any(fnmatchcase(name, p) for p in patterns)}
 
 
 class Networks:
