@@ -538,10 +538,15 @@ OVERWRITING = {
 
 @pytest.mark.parametrize("name", OVERWRITING)
 def test_what_is_overwritten_behind_pooling_is_no_relus(name: str) -> None:
-    module = nn.Sequential(*OVERWRITING[name]())
-    _quicken(module)
-    result = module.train()(torch.randn(2, 3, 8, 8))
-    result.add_(1).sum().backward()  # as a loss may treat features
+    usual = nn.Sequential(*OVERWRITING[name]())
+    quick = copy.deepcopy(usual)
+    _quicken(quick)
+    x, slopes = torch.randn(2, 3, 8, 8), []
+    for module in (usual, quick):
+        torch.manual_seed(0)  # for dropout
+        value = module(x).add_(1).square().sum()  # as a loss may treat features
+        slopes.append(torch.autograd.grad(value, list(module.parameters())))
+    assert all(map(torch.equal, *slopes))
 
 
 def test_chains_within_chains_pool_first_too() -> None:
