@@ -24,6 +24,12 @@ CPU = torch.device("cpu")
 SHARE_FOR_DATA = 0.6
 """Of the free memory of a device, at most so much is taken by the task's data; what does not fit stays on the CPU."""
 
+ENVIRONMENT = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS does not repeat itself
+    "TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1",  # cuDNN takes longer to choose its algorithms, and chooses better
+}
+"""What libraries read once, when they are first used on a GPU; whatever a user has set stays."""
+
 _DRAWN = {torch.rand, torch.randn, torch.randint, torch.randperm}
 
 
@@ -60,7 +66,8 @@ def working(device: torch.device, precision: Precision, deterministic: bool) -> 
     if device == CPU:
         yield
         return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS does not repeat itself
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     wanted = {
         (torch.backends.cuda.matmul, "allow_tf32"): precision == "tf32",  # with bf16, what is not in it is a loss
         (torch.backends.cudnn, "allow_tf32"): precision == "tf32",
