@@ -450,12 +450,15 @@ class Method(ABC, Generic[Server, Message, Memory, Upload]):
         """Scores of the classes, (B, C); memory is None for the public model."""
         return model.logits(x)
 
-    def confusion(self, model: Model, batch: Batch, message: Message, memory: Memory | None) -> Tensor:
-        """How often class i was taken for class j, (C, C)."""
+    def confusion(self, model: Model, batch: Batch, message: Message, memory: Memory | None, *parts: Tensor) -> Tensor:
+        """How often class i was taken for class j, (1 + P, C, C): among all examples, and among those of each part (N,)
+        of the store, which marks its own."""
         scores = self.predict(model, batch.x, message, memory)
         classes = torch.arange(scores.shape[-1], device=scores.device)
-        truth = (batch.y[:, None] == classes).double() * batch.weight[:, None]  # (B, C)
-        return truth.T @ (scores.argmax(-1)[:, None] == classes).double()
+        taken = (scores.argmax(-1)[:, None] == classes).double()  # (B, C)
+        weight = torch.stack([batch.weight, *(batch.weight * part[batch.index] for part in parts)])  # (1 + P, B)
+        truth = (batch.y[:, None] == classes).double() * weight[..., None]  # (1 + P, B, C)
+        return truth.mT @ taken
 
 
 def objections(

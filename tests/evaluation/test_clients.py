@@ -1,5 +1,6 @@
 """Clients' own models on everyone's test set and on their own; which examples the latter has."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -9,12 +10,12 @@ from torch import Tensor
 from doubles import tiny
 from experiment_doubles import small_experiment
 from protofed import Data, Task
-from protofed.data import Transform
 from protofed.errors import BadInput
-from protofed.evaluation.clients import Judge, Judged, _sizes, label_counts, local_test, means, union
+from protofed.evaluation.clients import Judge, Judged, _sizes, label_counts, local_test, means
 from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
-from protofed.method import Reply
+from protofed.method import Reply, Request
 from protofed.runtimes.federation import Federation
+from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params, Tree
 
 
@@ -51,7 +52,7 @@ def judging(request: pytest.FixtureRequest) -> Judging:
         trained[client] = {**getattr(sent, "params", {}), **kept}
 
     replace(federation, on_trained=witness).advance(state)
-    return Judging(federation, judge.clients, trained)
+    return Judging(federation, judge.judged(), trained)
 
 
 # ---- confusion matrices
@@ -63,7 +64,7 @@ def test_the_models_that_clients_just_trained_are_counted_on_the_union_and_at_ho
     for client, found in judging.judged.items():
         params = judging.trained[client]
         assert torch.equal(found.everywhere, sum(counted(federation, params, client, d) for d in tests.values()))
-        home = local_test(federation.task, client, federation.training.seed)
+        (home,) = local_test(federation.task, client, federation.training.seed)
         assert torch.equal(found.at_home, counted(federation, params, client, home))
 
 
@@ -82,9 +83,10 @@ def test_only_rounds_in_which_clients_train_are_judged() -> None:
     watched = replace(federation, on_trained=judge)
     state = watched.start()
     assert state.traffic
-    assert not judge.clients
+    assert not judge.judged()
     watched.advance(state)
-    assert judge.clients.keys() == set(federation.ids)
+    assert judge.judged().keys() == set(federation.ids)
+    assert not judge.judged(), "clients are judged once"
 
 
 def test_the_scores_are_the_metrics_and_their_means_are_plain(judging: Judging) -> None:
@@ -100,6 +102,102 @@ def test_the_scores_are_the_metrics_and_their_means_are_plain(judging: Judging) 
     a, b, c = scores.values()
     assert means(scores) == pytest.approx({name: (a[name] + b[name] + c[name]) / 3 for name in a})
     assert means({}) == {}
+
+
+def without_domains(task: Task) -> Task:
+    return replace(task, domain_of={})
+
+
+def with_own_sets(task: Task) -> Task:
+    """Of a client's training examples, of a test set, of another store, of both; and one that is drawn."""
+    a, b, *_ = task.clients
+    near = next(iter(task.tests.values()))
+    own = Data.of(near.x.clone(), near.y.clone()).rows(torch.arange(4, 11))
+    return replace(task, local_tests={a: own, b: near.rows(torch.tensor([7, 2, 3]))})
+
+
+def with_other_labels(task: Task) -> Task:
+    a, near = next(iter(task.clients)), next(iter(task.tests.values()))
+    return replace(task, local_tests={a: Data(near.x, near.y.flip(0), near.index)})
+
+
+def with_training_examples(task: Task) -> Task:
+    """As test sets of their owners, and among what is tested beside others."""
+    return replace(task, local_tests={client: data.rows(torch.arange(3)) for client, data in task.clients.items()})
+
+
+def with_examples_twice(task: Task) -> Task:
+    tests = {name: data.rows(torch.arange(len(data)).repeat(2)) for name, data in task.tests.items()}
+    return replace(task, tests=tests)
+
+
+def with_sets_of_one_store(task: Task) -> Task:
+    """Test sets that overlap, and one that has some of the examples of a client's own, but not all."""
+    store = next(iter(task.tests.values()))
+    a, b, *_ = task.clients
+    tests = {"some": store.rows(torch.arange(20)), "others": store.rows(torch.arange(8, 30))}
+    own = {a: store.rows(torch.arange(3, 24)), b: store.rows(torch.tensor([9, 12]))}
+    return replace(task, tests=tests, domain_of={}, local_tests=own)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto"])
+@pytest.mark.parametrize("held", [0, 2**29], ids=["one at a time", "together"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        without_domains,
+        with_own_sets,
+        with_other_labels,
+        with_training_examples,
+        with_examples_twice,
+        with_sets_of_one_store,
+    ],
+)
+def test_whatever_a_local_test_set_is_made_of_it_is_counted_example_by_example(
+    change: Callable[[Task], Task], held: int, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protofed.evaluation.clients.HELD", held)
+    before = small_experiment(method).federation
+    federation = replace(before, task=change(before.task))
+    judge, trained = Judge(federation), dict[str, Params]()
+
+    def witness(client: str, message: Tree, reply: Reply) -> None:
+        judge(client, message, reply)
+        trained[client] = federation.method.trained_weights(reply.upload, reply.memory)
+
+    watched = replace(federation, on_trained=witness)
+    state = watched.start()
+    for _ in range(2):
+        state = watched.advance(state)
+        for client, found in judge.judged().items():
+            sets = federation.task.tests.values()
+            home = local_test(federation.task, client, federation.training.seed)
+            for matrix, looked_at in ((found.everywhere, sets), (found.at_home, home)):
+                expected = sum(counted(federation, trained[client], client, data) for data in looked_at)
+                assert torch.equal(matrix, expected)
+
+
+def test_clients_are_judged_together_unless_their_weights_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    class Watched(Sequential):
+        def answers(self, requests: Sequence[Request]) -> list:
+            asked.append(len(requests))
+            return super().answers(requests)
+
+    def judged() -> list[int]:
+        asked.clear()
+        federation = replace(small_experiment().federation, runtime=Watched())
+        judge = Judge(federation)
+        watched = replace(federation, on_trained=judge)
+        watched.advance(watched.start())
+        assert len(judge.judged()) == 3
+        return asked
+
+    assert judged() == [3 * 2]  # three clients on two test sets
+    size = sum(leaf.nbytes for leaf in small_experiment().federation.start().server.params.values())
+    monkeypatch.setattr("protofed.evaluation.clients.HELD", 2 * size - 1)
+    assert judged() == [2 * 2, 2]
 
 
 # ---- local test sets
@@ -120,13 +218,13 @@ def test_the_sizes_follow_the_clients_proportions() -> None:
     # 2 : 1 : 0 with 10 and 10 available: round(s·2/3) ≤ 10 and round(s/3) ≤ 10. s = 15 gives 10 and 5; s = 16 would
     # give round(10.67) = 11 of class 0.
     task = task_of([0, 0, 1], {"t": [0, 1, 2] * 10}, "t")
-    assert label_counts(local_test(task, "a", 0), 3).tolist() == [10, 5, 0]
+    assert label_counts(*local_test(task, "a", 0), 3).tolist() == [10, 5, 0]
 
 
 def test_the_scarcest_class_limits_the_others() -> None:
     # 1 : 1 with 100 and 3 available: s/2 rounds half up, so s = 6 gives 3 and 3, and s = 7 would give 4 and 4.
     task = task_of([0, 1], {"t": [0] * 100 + [1] * 3}, "t")
-    assert label_counts(local_test(task, "a", 0), 3).tolist() == [3, 3, 0]
+    assert label_counts(*local_test(task, "a", 0), 3).tolist() == [3, 3, 0]
 
 
 def slow_sizes(wanted: list[int], available: list[int]) -> list[int]:
@@ -158,7 +256,7 @@ def test_a_class_without_test_examples_is_left_out_and_the_others_keep_their_pro
     # Class 1 is not in the test set. Of classes 0 and 2, in proportion 1 : 3, s = 12 gives 3 and 9; s = 13 would give
     # round(9.75) = 10 of class 2, of which there are 9.
     task = task_of([0, 1, 1, 1, 1, 2, 2, 2], {"t": [0] * 9 + [2] * 9}, "t")
-    assert label_counts(local_test(task, "a", 0), 3).tolist() == [3, 0, 9]
+    assert label_counts(*local_test(task, "a", 0), 3).tolist() == [3, 0, 9]
 
 
 def test_a_client_whose_classes_are_not_tested_at_all_is_refused() -> None:
@@ -169,7 +267,8 @@ def test_a_client_whose_classes_are_not_tested_at_all_is_refused() -> None:
 def test_a_test_set_that_the_task_names_for_a_client_is_used_as_it_is() -> None:
     task = task_of([0, 1, 1], {"t": [0, 1, 2] * 8}, "t")
     own = labelled([2, 2, 0])
-    assert local_test(replace(task, local_tests={"a": own}), "a", 0) is own
+    (found,) = local_test(replace(task, local_tests={"a": own}), "a", 0)
+    assert found is own
     with pytest.raises(BadInput, match="local_tests names 'b', who is not a client"):
         replace(task, local_tests={"b": own})
     with pytest.raises(BadInput, match="test set of 'a' has labels 0 to 3"):
@@ -178,7 +277,7 @@ def test_a_test_set_that_the_task_names_for_a_client_is_used_as_it_is() -> None:
 
 def test_the_examples_come_from_the_clients_domain_and_none_comes_twice() -> None:
     task = task_of([0, 1, 1], {"s": [0, 1, 2] * 8, "t": [0, 1, 2] * 8}, "t")
-    data = local_test(task, "a", 0)
+    (data,) = local_test(task, "a", 0)
     numbers = data.x[data.index].flatten().tolist()
     assert min(numbers) >= 1000.0, "there are examples of the other domain"
     assert len(set(numbers)) == len(numbers) == 12  # s = 12 gives 4 and 8; s = 13 would give round(8.67) = 9
@@ -188,11 +287,12 @@ def test_the_examples_come_from_the_clients_domain_and_none_comes_twice() -> Non
 
 def test_without_a_domain_the_examples_come_from_all_test_sets() -> None:
     task = task_of([0, 1, 1], {"s": [0, 1, 2] * 8, "t": [0, 1, 2] * 8}, None)
-    data = local_test(task, "a", 0)
-    numbers = data.x[data.index].flatten()
-    assert label_counts(data, 3).tolist() == [8, 16, 0]
-    assert (numbers < 1000).sum() > 0
-    assert (numbers >= 1000).sum() > 0
+    first, second = local_test(task, "a", 0)
+    assert (label_counts(first, 3) + label_counts(second, 3)).tolist() == [8, 16, 0]
+    assert first.x is task.tests["s"].x
+    assert second.x is task.tests["t"].x
+    assert len(set(first.index.tolist())) == len(first) > 0
+    assert len(set(second.index.tolist())) == len(second) > 0
 
 
 def test_a_draw_depends_on_the_seed_and_the_clients_name_alone() -> None:
@@ -201,7 +301,8 @@ def test_a_draw_depends_on_the_seed_and_the_clients_name_alone() -> None:
     two = replace(task, clients={"b": task.clients["a"], **task.clients}, domain_of={"a": "t", "b": "t"})
 
     def rows(task: Task, client: str, seed: int) -> list[int]:
-        return local_test(task, client, seed).index.tolist()
+        (data,) = local_test(task, client, seed)
+        return data.index.tolist()
 
     assert rows(task, "a", 3) == rows(two, "a", 3) == rows(task, "a", 3)
     assert rows(task, "a", 3) != rows(task, "a", 4)
@@ -216,31 +317,12 @@ def test_the_global_generator_is_left_alone() -> None:
 
 def test_every_eligible_example_is_drawn_sometimes() -> None:
     task = task_of([0] * 9 + [1], {"t": [0, 1] * 20}, "t")
-    seen = {i for seed in range(60) for i in local_test(task, "a", seed).index.tolist()}
+    seen = {i for seed in range(60) for data in local_test(task, "a", seed) for i in data.index.tolist()}
     assert seen == set(range(40))
 
 
 def test_the_rows_of_a_set_that_is_itself_a_part_of_a_store_are_its_own() -> None:
     store = labelled([0, 1, 2] * 10)
     task = Task({"a": labelled([0, 1])}, {"t": store.rows(torch.arange(15, 30))}, 3, lambda client: {}, {"a": "t"})
-    for data in (local_test(task, "a", 0), union(task)):
-        assert data.index.min() >= 15
-    assert torch.equal(union(task).labels, store.y[15:])
-
-
-# ---- the union
-
-
-def test_the_union_has_every_test_example_once_in_the_order_of_names() -> None:
-    task = task_of([0], {"t": [2, 1], "s": [0, 1, 1]}, None)  # t has numbers from 0, s from 1000
-    found = union(task)
-    assert found.x.flatten().tolist() == [1000.0, 1001.0, 1002.0, 0.0, 1.0]
-    assert found.labels.tolist() == [0, 1, 1, 2, 1]
-
-
-def test_a_union_of_bytes_and_floats_scales_the_bytes() -> None:
-    images = {"b": torch.full((1, 1, 2, 2), 255, dtype=torch.uint8), "f": torch.full((1, 1, 2, 2), 0.5)}
-    sets = {name: Data.of(x, torch.tensor([0])) for name, x in images.items()}
-    task = Task({"a": sets["b"]}, sets, 1, lambda client: {}, transform=Transform(mean=(0.5,), std=(0.5,)))
-    clean = task.transform.clean(union(task).x)
-    assert clean[:, 0, 0, 0].tolist() == [1.0, 0.0]  # (1 − 0.5) / 0.5 and (0.5 − 0.5) / 0.5
+    (data,) = local_test(task, "a", 0)
+    assert data.index.min() >= 15

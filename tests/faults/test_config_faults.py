@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiment_doubles import small_task
-from protofed import BadInput
+from protofed import BadInput, Data
 from protofed.cli import main
 from protofed.experiments import comparison, config
 from protofed.experiments.config import Config, EvaluationSettings
@@ -726,6 +726,24 @@ def test_what_is_fine_together_is_not_refused() -> None:
     ):
         table = {"task": {"name": "minidigits"}, "method": {"name": "fedavg"}, "runtime": runtime}
         assert config.parse(table, "test").runtime == RuntimeSettings(**runtime)
+
+
+def test_clients_that_cannot_be_judged_are_named_before_anything_is_done() -> None:
+    task = small_task()
+    tests = {name: data.rows((data.labels != 2).nonzero().flatten()) for name, data in task.tests.items()}
+    only = {client: data.rows((data.labels == 2).nonzero().flatten()) for client, data in task.clients.items()}
+
+    def judged(clients: dict[str, Data], **others: Any) -> Config:
+        own = replace(task, clients=clients, tests=tests, **others)
+        return Config(
+            own, METHODS["fedavg"](), Training(), RuntimeSettings("sequential"), EvaluationSettings(clients=1)
+        )
+
+    with pytest.raises(BadInput, match="the task own tests no class that client 'c1' has: set it"):
+        judged({**task.clients, "c1": only["c1"]}).experiment()
+    with pytest.raises(BadInput, match="that client 'c0', or one of 2 others, has"):
+        judged(only).experiment()
+    judged(only, local_tests=only).experiment()
 
 
 def test_what_the_task_lacks_is_said_with_everything_else() -> None:

@@ -483,7 +483,7 @@ def check_models_predict(method: Method) -> None:
         params, message = public
         for domain, data in TASK.tests.items():
             request = Total(of.networks_of("ann"), params, (message, None), data, TASK.transform, 0, method.confusion)
-            confusion = of.runtime.answer(request)
+            (confusion,) = of.runtime.answer(request)
             assert confusion.sum(-1).tolist() == [3] * CLASSES, f"{domain}: not every test example was judged once"
 
 

@@ -56,13 +56,13 @@ def _evaluated(federation: Federation, state: State) -> Scores:
         params, message = public
         networks = federation.networks_of(federation.ids[0])
         matrices = confusions(federation, [(networks, params, (message, None), data) for data in tests.values()])
-        domains = {domain: top1(matrix) for domain, matrix in zip(tests, matrices, strict=True)}
+        domains = {domain: top1(matrix) for domain, (matrix,) in zip(tests, matrices, strict=True)}
         by_client = dict.fromkeys(federation.ids, domains)
-        everywhere = top1(torch.stack(matrices).sum(0))
+        everywhere = top1(torch.cat(matrices).sum(0))
     else:
         models = [_own_model(federation, state, client) for client in federation.ids]
         matrices = confusions(federation, [(*model, data) for model in models for data in tests.values()])
-        found = iter(matrices)
+        found = (matrix for (matrix,) in matrices)
         by_client = {client: {domain: top1(next(found)) for domain in tests} for client in federation.ids}
         domains = {domain: fmean(own[domain] for own in by_client.values()) for domain in tests}
         everywhere = None
@@ -72,7 +72,7 @@ def _evaluated(federation: Federation, state: State) -> Scores:
 
 
 Looking = tuple[Networks, Params, tuple[Tree, ...], Data]
-"""A model, what its predictions know, and the examples that it is shown."""
+"""A model, what `Method.confusion` is given besides, and the examples that it is shown."""
 
 
 def _own_model(federation: Federation, state: State, client: ClientId) -> tuple[Networks, Params, tuple[Tree, ...]]:
@@ -83,15 +83,8 @@ def _own_model(federation: Federation, state: State, client: ClientId) -> tuple[
 
 
 def confusions(federation: Federation, models: Sequence[Looking]) -> list[Tensor]:
-    """The confusion matrix (C, C) of each model on its examples, in float64, on the CPU."""
+    """The confusion matrices of each model on its examples, as `Method.confusion` has them, in float64, on the CPU."""
     transform, statistic = federation.task.transform, federation.method.confusion
     seed = derive_seed(federation.training.seed, "evaluate")
-    requests = [Total(*model, transform, seed, statistic) for model in models]
-    return list(torch.stack(federation.runtime.answers(requests)).double().cpu())
-
-
-def confusion(
-    federation: Federation, networks: Networks, params: Params, context: tuple[Tree, ...], *tests: Data
-) -> Tensor:
-    """The confusion matrix (C, C) of a model on these test sets together, in float64."""
-    return torch.stack(confusions(federation, [(networks, params, context, data) for data in tests])).sum(0)
+    found = federation.runtime.answers([Total(*model, transform, seed, statistic) for model in models])
+    return list(torch.split(torch.cat(found).double().cpu(), [len(matrices) for matrices in found]))

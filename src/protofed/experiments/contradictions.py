@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from protofed.evaluation.clients import is_testable
 from protofed.experiments.sections import Problem
 from protofed.method import Method, Task, objections
 from protofed.runtimes.federation import Training
@@ -36,6 +37,12 @@ def unfit(evaluation: Any, task: Task) -> Iterator[Problem]:
     """What a task lacks, once it is built, that the other sections need."""
     if evaluation.clients and not task.tests:
         yield Problem(("evaluation", "clients"), f"the task {task.name} has no test sets: set it to 0")
+    elif evaluation.clients:
+        untested = [client for client in sorted(task.clients) if not is_testable(task, client)]
+        if untested:
+            others = f", or one of {len(untested) - 1} others," if len(untested) > 1 else ""
+            what = f"the task {task.name} tests no class that client {untested[0]!r}{others} has: set it to 0"
+            yield Problem(("evaluation", "clients"), what)
 
 
 def absent_device(runtime: RuntimeSettings) -> Iterator[Problem]:

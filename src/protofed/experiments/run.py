@@ -209,6 +209,7 @@ class _Run:
         self.allowed = allowed
         self.unsaved = ""
         self.federation = replace(experiment.federation, on_client=observer.client)
+        self.judge = Judge(self.federation)
         self.folder = folder
         self.observer = observer
         self.rounds: list[Round] = []
@@ -286,7 +287,7 @@ class _Run:
         every, judge_every = self.experiment.evaluate_every, self.experiment.judge_clients_every
         judges = has_tests and judge_every > 0 and (is_last or (state.round + 1) % judge_every == 0)
         is_due = has_tests and (is_last or judges or (state.round + 1) % every == 0)
-        judge = _Timed(Judge(self.federation))
+        judge = _Timed(self.judge)
         federation = replace(self.federation, on_trained=judge) if judges else self.federation
         state = federation.advance(state)
         counted = state.traffic.keys() - {failure.client for failure in state.failures}
@@ -297,7 +298,7 @@ class _Run:
         result = _line(state, participants)
         if is_due:
             scores = evaluate(federation, state)
-            judged = {c: own for c, own in judge.judge.clients.items() if c in counted}  # not those of abandoned rounds
+            judged = {c: own for c, own in self.judge.judged().items() if c in counted}  # not those of abandoned rounds
             result = _with_homes(_with_scores(result, scores, judged), federation, state, scores)
             clock.lap("evaluate", more=judge.seconds)
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
