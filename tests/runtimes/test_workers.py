@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from doubles import Faulty, bits, tiny
+from protofed.data import Batch, Data, Transform
 from protofed.errors import BadInput, RunFailed
-from protofed.method import Central, ClientId, Local, Method, Reply, Task, Uploads
+from protofed.method import Central, ClientId, Local, Map, Method, Reply, Task, Total, Uploads
 from protofed.methods import METHODS
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
+from protofed.networks import Networks
 from protofed.optim import Sgd
 from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.jobs import Failure, Job, Reason, Runtime
@@ -574,6 +576,102 @@ def test_a_reply_that_cannot_be_sent_is_a_failure(workers: Workers) -> None:
     state = after_all(federation(Deviant(deed=lambda: Numbers(lambda: None)), workers))
     assert [(f.client, f.reason) for f in state.failures] == [("c01", Reason.CLIENT_ERROR)]
     assert "lambda" in state.failures[0].detail
+
+
+# ---- requests of the server
+
+
+@dataclass(frozen=True)
+class Elsewhere(FedAvg):
+    """Where another process than the first counts, there is a deed."""
+
+    deed: Callable[[], Any] = lambda: time.sleep(0.05)  # so that no process answers all before the others wake
+    home: int = field(default_factory=os.getpid)
+
+    def confusion(self, model: Any, batch: Any, message: Any, memory: Any, *parts: Tensor) -> Tensor:
+        if os.getpid() != self.home:
+            self.deed()
+        return torch.tensor([[[float(os.getpid())]]])
+
+
+def asked(of: Federation, *sets: Data) -> list[Total[Tensor]]:
+    """What an evaluation asks about these examples, each with weights of its own."""
+    networks, params = of.networks_of(of.ids[0]), of.start().server.params
+    first = Total(networks, params, (None, None), sets[0], of.task.transform, 0, of.method.confusion)
+    others = [{name: leaf + 0.1 * k for name, leaf in params.items()} for k, _ in enumerate(sets)]
+    return [replace(first, params=own, data=data) for own, data in zip(others, sets, strict=True)]
+
+
+def parts_of(task: Task) -> list[Data]:
+    """Sets of few examples, of all kinds that a task has."""
+    tests = [data.rows(torch.arange(size)) for data in task.tests.values() for size in (3, 6)]
+    return [*task.tests.values(), *tests, *task.clients.values()]
+
+
+def test_answers_are_those_of_one_process(workers: Workers) -> None:
+    of = federation(FedAvg(), workers)
+    requests = asked(of, *parts_of(of.task))
+    assert bits(workers.answers(requests)) == bits(Sequential().answers(requests))
+
+
+def test_requests_are_spread_over_the_processes(workers: Workers) -> None:
+    of = federation(Elsewhere(), workers)
+    requests = asked(of, *parts_of(of.task))
+    assert {int(answer) for answer in workers.answers(requests)} == set(pids())
+    assert int(workers.answer(requests[0])) == os.getpid(), "one request is not worth the way"
+    assert {int(answer) for answer in workers.answers(requests[:1])} == {os.getpid()}
+
+
+def test_what_processes_do_not_know_is_answered_here(workers: Workers) -> None:
+    of = federation(Elsewhere(deed=killed), workers)
+    (known,) = asked(of, of.task.tests["near"])
+    data, networks = of.task.tests["near"], Networks(lambda: of.method.networks(of.task, "c00"))
+    strange = [
+        replace(known, data=Data.of(data.x.clone(), data.y)),
+        replace(known, data=Data.of(data.x, 1 - data.y.clamp(max=1))),
+        replace(known, networks=networks),
+        replace(known, transform=Transform(mean=(0.5,), std=(2.0,))),
+        replace(known, statistic=Elsewhere().confusion),
+        Map(networks, known.params, (None, None), data, of.task.transform, 0, here),
+    ]
+    before = pids()
+    assert {int(answer.max()) for answer in workers.answers(strange)} == {os.getpid()}
+    assert pids() == before, "a process was asked"
+
+
+def here(model: Any, batch: Batch, message: Any, memory: Any) -> Tensor:
+    return torch.full(batch.y.shape, float(os.getpid()))
+
+
+def raised() -> None:
+    raise ValueError("not here")
+
+
+@pytest.mark.parametrize("deed", [killed, raised, lambda: sys.exit(4)], ids=["killed", "raised", "left"])
+def test_what_processes_fail_at_is_answered_here(deed: Callable[[], Any], workers: Workers) -> None:
+    of = federation(Elsewhere(deed=deed), workers)
+    requests = asked(of, *parts_of(of.task))
+    assert {int(answer) for answer in workers.answers(requests)} == {os.getpid()}
+    assert_same(of.advance(of.start()), replace(of, runtime=Sequential()).advance(of.start()))
+
+
+def test_an_error_of_a_request_is_raised(workers: Workers) -> None:
+    of = federation(Elsewhere(deed=raised, home=0), workers)
+    with pytest.raises(ValueError, match="not here"):
+        workers.answers(asked(of, *parts_of(of.task)))
+
+
+def test_while_all_processes_work_for_clients_requests_are_answered_here(workers: Workers) -> None:
+    of = federation(Elsewhere(), workers)
+    requests, found = asked(of, *parts_of(of.task)), list[set[int]]()
+
+    def ask(client: ClientId, message: Any, reply: Any) -> None:
+        found.append({int(answer) for answer in workers.answers(requests)})
+
+    watched = replace(of, on_trained=ask)
+    assert_same(watched.advance(watched.start()), replace(of, runtime=Sequential()).advance(of.start()))
+    assert found[0] == {os.getpid()}, "a process that works for a client was asked"
+    assert found[-1] & set(pids()), "nobody works for a client any more"
 
 
 # ---- memory that is not there

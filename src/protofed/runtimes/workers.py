@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -31,12 +31,12 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.errors import BadInput, RunFailed
-from protofed.method import ClientId, Reply, Request, Task
+from protofed.method import ClientId, Reply, Request, Step, Task, Total
 from protofed.runtimes.jobs import Failure, Job, Reason, failure_of
 from protofed.runtimes.memory import keep_freed_memory
 from protofed.runtimes.placement import CPU
 from protofed.runtimes.sequential import Sequential
-from protofed.tree import Tree
+from protofed.tree import Params, Tree
 
 if TYPE_CHECKING:
     from protofed.runtimes.federation import Federation
@@ -45,6 +45,8 @@ ALIGNMENT = 64
 """Bytes; a tensor of any type may begin at a multiple of them."""
 SETTINGS = ("round", "num_rounds", "optimizer", "epochs", "batch_size", "seed", "step_seed")
 """What travels of a client's `Local`; all else is the task's, which the process has."""
+STORES = ("clients", "tests", "local_tests")
+"""Where a task has examples."""
 
 
 @dataclass
@@ -111,22 +113,62 @@ class Workers:
         return Sequential().answer(request)
 
     def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
-        return [self.answer(request) for request in requests]
+        """Each by the next process that has nothing to do, the largest first. What processes do not know enough for,
+        and what they fail at, is left to this one."""
+        orders = dict(self._questions(requests)) if len(requests) > 1 else {}
+        waiting = sorted(orders, key=lambda i: len(requests[i].data))
+        found, busy = dict[int, Any](), dict[Any, tuple[int, _Worker]]()
+        try:
+            while busy or (waiting and self._idle):
+                while waiting and self._idle:
+                    worker, i = self._ready(), waiting.pop()
+                    worker.send(*orders[i])
+                    busy[worker.connection] = i, worker
+                for connection in wait(list(busy)):
+                    i, worker = busy.pop(connection)
+                    answer = worker.received()
+                    self._idle.append(worker)
+                    if not isinstance(answer, Failure):
+                        found[i] = answer
+        finally:
+            for _, worker in busy.values():
+                worker.end()
+        return [found[i] if i in found else self.answer(request) for i, request in enumerate(requests)]
+
+    def _questions(self, requests: Sequence[Request[Any]]) -> "Iterator[tuple[int, tuple[_Question, Tree]]]":
+        """Those of the requests that can be put to a process, and what they are about."""
+        federation = self._federation
+        if federation is None:
+            return
+        method, task = federation.method, federation.task
+        owners = {id(federation.networks_of(client)): client for client in federation.ids}
+        stores = {
+            (id(data.x), id(data.y)): (kind, name) for kind in STORES for name, data in getattr(task, kind).items()
+        }
+        for i, request in enumerate(requests):
+            data, statistic = request.data, getattr(request, "statistic", None)
+            client, store = owners.get(id(request.networks)), stores.get((id(data.x), id(data.y)))
+            is_methods = getattr(statistic, "__self__", None) is method and request.transform is task.transform
+            if client is not None and store is not None and is_methods and isinstance(request, Total):
+                question = _Question(client, store, request.statistic.__name__, request.seed)
+                yield i, (question, (request.params, request.context, data.index))
 
     @property
     def _size(self) -> int:
         return self.count or len(os.sched_getaffinity(0))
 
     def _begin(self, job: Job, busy: "dict[Any, _Worker]") -> None:
+        worker = self._ready()
+        worker.begin(job)
+        busy[worker.connection] = worker
+
+    def _ready(self) -> "_Worker":
         while self._idle:
             worker = self._idle.pop()
             if worker.is_alive:
-                break
+                return worker
             worker.end()
-        else:  # one has died, or another run that has not ended holds them
-            worker = self._new()
-        worker.begin(job)
-        busy[worker.connection] = worker
+        return self._new()  # one has died, or another run that has not ended holds them
 
     def _new(self) -> "_Worker":
         if self._federation is None:
@@ -231,26 +273,34 @@ class _Worker:
         is_own = getattr(job.step, "__self__", None) is self._method
         step = job.step.__name__ if is_own else job.step
         settings = {name: getattr(job.local, name) for name in SETTINGS}
-        order = (job.client, step, settings, self._buffer.write((job.message, job.memory)))
+        self.send(_Order(job.client, step, settings), (job.message, job.memory))
+
+    def send(self, order: "_Order | _Question", about: Tree) -> None:
         try:
-            self.connection.send(order)
+            self.connection.send((order, self._buffer.write(about)))
         except ConnectionError:
-            pass  # it has just died, as `finish` will find
+            pass  # it has just died, as `received` will find
+        except RunFailed:
+            raise
         except Exception as error:
             raise RunFailed(
-                f"what client {job.client} is asked to do cannot be sent to another process: {error}; "
+                f"what client {order.client} is asked to do cannot be sent to another process: {error}; "
                 "define steps and records at the top level of a module, or take the runtime sequential"
             ) from error
 
     def finish(self) -> tuple[ClientId, Reply[Any, Any] | Failure]:
         """What became of the job; waits for it."""
+        return self.client, self.received()
+
+    def received(self) -> Any:
+        """What it was asked for, or why there is none; waits for it."""
         try:
             places = self.connection.recv()
         except (EOFError, OSError):
             self._process.join(1)  # its own end says what happened, and ours would not
             self.end()
-            return self.client, Failure(self.client, Reason.CLIENT_ERROR, _obituary(self._process.exitcode))
-        return self.client, self._buffer.read(places)
+            return Failure(self.client, Reason.CLIENT_ERROR, _obituary(self._process.exitcode))
+        return self._buffer.read(places)
 
     def end(self) -> None:
         self._process.kill()
@@ -281,17 +331,50 @@ def _serve(federation: "Federation", buffer: _Buffer, connection: Connection, pa
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
         try:
-            client, step, settings, places = connection.recv()
+            order, places = connection.recv()
         except EOFError:
             return
-        message, memory = buffer.read(places)
-        method, local = federation.method, replace(federation.local(client, settings["round"]), **settings)
-        step = getattr(method, step) if isinstance(step, str) else step
-        [(_, outcome)] = Sequential().run([Job(client, step, local, message, memory, method.init_memory)])
+        outcome = order.done(federation, *buffer.read(places))
         try:
             connection.send(buffer.write(outcome))
         except Exception as error:  # a reply that cannot be sent is the client's failure
-            connection.send(failure_of(client, error))
+            connection.send(failure_of(order.client, error))
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A step that a client takes, as it travels."""
+
+    client: ClientId
+    step: str | Step[Any, Any, Any]
+    settings: Mapping[str, Any]
+
+    def done(self, federation: "Federation", message: Tree, memory: Tree) -> Reply[Any, Any] | Failure:
+        method = federation.method
+        local = replace(federation.local(self.client, self.settings["round"]), **self.settings)
+        step = getattr(method, self.step) if isinstance(self.step, str) else self.step
+        [(_, outcome)] = Sequential().run([Job(self.client, step, local, message, memory, method.init_memory)])
+        return outcome
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A statistic of the method, over examples of the task, as it travels."""
+
+    client: ClientId
+    """Whose networks it is about."""
+    store: tuple[str, str]
+    statistic: str
+    seed: int
+
+    def done(self, federation: "Federation", params: Params, context: tuple[Tree, ...], index: Tensor) -> Tree:
+        task, (kind, name) = federation.task, self.store
+        data = replace(getattr(task, kind)[name], index=index)
+        networks, statistic = federation.networks_of(self.client), getattr(federation.method, self.statistic)
+        try:
+            return Sequential().answer(Total(networks, params, context, data, task.transform, self.seed, statistic))
+        except Exception as error:  # whoever asked will find out for itself
+            return failure_of(self.client, error)
 
 
 def _end_with_parent() -> None:
