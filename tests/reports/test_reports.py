@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from experiment_doubles import small_experiment
@@ -94,6 +95,19 @@ def test_the_picture_is_a_png_with_a_panel_for_each_domain(tmp_path: Path) -> No
     accuracy_over_rounds({"fedavg": [rounds(0.1, 0.5), rounds(0.2, 0.6)], "fpl": [rounds(0.3, 0.7)]}, path, "title")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 10_000
+
+
+def test_methods_whose_tasks_differ_share_a_picture_and_every_name_is_in_its_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: found.append(figure))
+    other = [replace(r, domains={"b": 0.5, "c": 0.5}) for r in rounds(0.1, 0.5)]
+    accuracy_over_rounds({"one": [rounds(0.1, 0.5)], "_two": [other, other]}, tmp_path / "picture.png", "title")
+    (figure,) = found
+    assert [axis.get_title() for axis in figure.axes] == ["a", "b", "c", "average"]
+    assert [[len(line.get_xdata()) for line in axis.lines] for axis in figure.axes] == [[2, 0], [2, 2], [0, 2], [2, 2]]
+    assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["one", "_two"]
 
 
 def test_many_methods_are_drawn_as_standings(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from picture_doubles import made_up
 from protofed import METHODS, BadInput, Task
-from protofed.evaluation.clients import label_counts
+from protofed.evaluation.clients import label_counts, local_test
 from protofed.runtimes.federation import Federation, Training
 from protofed.sources.examples import Dataset, Split
 from protofed.tasks import TASKS, label_skew
@@ -50,6 +50,16 @@ def test_a_test_set_divided_as_the_training_images_are() -> None:
     for client, data in task.local_tests.items():
         expected = label_counts(task.clients[client], 10) / 5  # 400 test images for 2000 training images
         assert (label_counts(data, 10) - expected).abs().max() <= 1
+
+
+def test_a_client_with_too_few_images_to_keep_any_is_tested_on_others() -> None:
+    task = replace(SMALL, partition="shards", num_clients=60, limit=180).build()
+    few = task.clients.keys() - task.local_tests.keys()
+    assert few, "the draw gives every client enough"
+    assert max(len(task.clients[client]) for client in few) <= 3
+    for client in few:
+        (data,) = local_test(task, client, 0)
+        assert data.x is task.tests["cifar10"].x
 
 
 def test_drawn_test_sets_are_left_to_the_evaluation() -> None:

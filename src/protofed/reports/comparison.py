@@ -93,9 +93,8 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
             for seed, outcome in zip(comparison.seeds, outcomes, strict=True)
             if not outcome.is_done
         ]
-    first = next((one for ended in rounds.values() for one in ended), [])
-    domains = next((list(r.domains) for r in reversed(first) if r.is_evaluated), [])
-    return TaskReport(task, rows, domains, rounds, failures)
+    domains = dict.fromkeys(domain for ended in rounds.values() for r in ended[0] for domain in r.domains)
+    return TaskReport(task, rows, list(domains), rounds, failures)
 
 
 def _is_reference(config: Config) -> bool:

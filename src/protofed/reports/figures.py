@@ -11,20 +11,22 @@ COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#b
 
 
 def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Path, title: str) -> None:
-    """One panel per domain and one for their average; one line per method, the mean of its seeds in their range."""
+    """One panel per domain and one for their average; one line per method, the mean of its seeds in their range. A
+    method whose task lacks a domain has no line there."""
     from matplotlib.figure import Figure  # slow imports that only pictures need
     from matplotlib.ticker import MaxNLocator
 
-    first = next(iter(runs.values()))[0]
-    panels = [*next(r for r in first if r.is_evaluated).domains, "average"]
+    seen = (r for seeds in runs.values() for r in seeds[0] if r.is_evaluated)
+    panels = [*dict.fromkeys(domain for r in seen for domain in r.domains), "average"]
     figure = Figure(figsize=(3.1 * len(panels) + 1.2, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    lines = {}
     for axis, panel in zip(axes, panels, strict=True):
         for (method, seeds), colour in zip(runs.items(), COLOURS, strict=False):
             curves = [_curve(rounds, panel) for rounds in seeds]
-            shown = [r.round for r in seeds[0] if r.is_evaluated]
+            shown = [r.round for r in seeds[0] if r.is_evaluated] if curves[0] else []
             values = list(zip(*curves, strict=True))
-            axis.plot(shown, [fmean(v) for v in values], label=plain(method), color=colour, linewidth=1.8)
+            lines[method] = axis.plot(shown, [fmean(v) for v in values], color=colour, linewidth=1.8)[0]
             axis.fill_between(shown, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
         axis.set_title(plain(panel), fontsize=11, fontweight="bold" if panel == "average" else "normal")
         axis.set_xlabel("round")
@@ -33,7 +35,8 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("accuracy, %")
     axes[0].set_ylim(0, 100)
-    axes[-1].legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
+    names = [plain(method) for method in lines]
+    axes[-1].legend([*lines.values()], names, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
     figure.suptitle(plain(title), fontsize=12)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
@@ -62,7 +65,8 @@ def standings(rows: Sequence[Row], path: Path, title: str) -> None:
 
 
 def _curve(rounds: Sequence[Round], panel: str) -> list[float]:
-    return [100 * {**r.domains, **r.metrics}[panel] for r in rounds if r.is_evaluated]
+    found = [{**r.domains, **r.metrics} for r in rounds if r.is_evaluated]
+    return [100 * numbers[panel] for numbers in found if panel in numbers]
 
 
 def plain(name: str) -> str:

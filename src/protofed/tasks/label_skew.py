@@ -60,7 +60,8 @@ class _LabelSkew:
     """How many shards a client has where `partition` is "shards"."""
     local_tests: Literal["kept", "alike", "drawn"] = "kept"
     """A client's own test set: a share of its own images (FedPC), a part of the official test set divided as the
-    training images are (pFedCSPC), or the largest part of it in the client's proportions."""
+    training images are (pFedCSPC), or the largest part of it in the client's proportions, which a client also has that
+    has too few images to keep any."""
     test_share: Annotated[float, Gt(0), Lt(1)] = 0.25
     """The share of its images that a client keeps for testing where `local_tests` is "kept"."""
     preprocessing: Literal["fedpc", "pfedcspc"] = "fedpc"
@@ -86,7 +87,7 @@ class _LabelSkew:
             case "kept":
                 seeds = {client: derive_seed(self.seed, client) for client in clients}
                 parts = {c: split(data.labels, self.test_share, seeds[c]) for c, data in clients.items()}
-                local_tests = {c: data.rows(parts[c].test) for c, data in clients.items()}
+                local_tests = {c: data.rows(parts[c].test) for c, data in clients.items() if len(parts[c].test)}
                 clients = {c: data.rows(parts[c].train) for c, data in clients.items()}
             case "alike":
                 theirs = alike({c: data.labels for c, data in clients.items()}, test.labels, self.seed)
