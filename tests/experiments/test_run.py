@@ -5,9 +5,11 @@ import os
 import signal
 import threading
 import time
+import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -338,6 +340,36 @@ def test_the_result_has_rounds_server_and_a_model_for_each_client(python_result:
 def test_bad_arguments_are_refused_before_work_starts(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         protofed.run(**arguments)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Own(protofed.FedAvg):
+    """A method of a user's with a setting of any kind, and with something that it makes of it."""
+
+    setting: Any = None
+    made: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "made", repr(self.setting))
+
+
+SETTINGS = [1, 0.5, "a", True, None, (1, 2), [[0.5], ["b"]], {"a": 1, "b": {"c": (1, 2)}, "d": None}]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=repr)
+def test_what_can_be_recorded_may_be_a_setting(setting: Any, tmp_path: Path) -> None:
+    protofed.run(Own(setting), small_task(), rounds=1, folder=tmp_path)
+    recorded = tomllib.loads((tmp_path / "config.toml").read_text())["method"]
+    assert "made" not in recorded
+    assert protofed.run(Own(setting), small_task(), rounds=1, folder=tmp_path, resume=True).rounds
+
+
+@pytest.mark.parametrize(
+    "setting", [Path("a"), len, {"a"}, {1: 2}, (None,), [{"a": 1}], torch.ones(2), Own()], ids=repr
+)
+def test_what_cannot_be_recorded_is_refused_by_name(setting: Any) -> None:
+    with pytest.raises(BadInput, match=r"Own\.setting is .*, which a run cannot record: settings are numbers, strings"):
+        protofed.run(Own(setting), small_task(), rounds=1)
 
 
 def test_a_folder_is_not_resumed_on_other_data(tmp_path: Path) -> None:

@@ -161,8 +161,8 @@ def task_settings(name: str, overrides: Iterable[str] = ()) -> TaskSettings:
 
 
 def settings(instance: Any) -> dict[str, Any]:
-    """The fields of a dataclass, by name."""
-    return {f.name: getattr(instance, f.name) for f in fields(instance)}
+    """The fields of a dataclass that it is made with, by name."""
+    return {f.name: getattr(instance, f.name) for f in fields(instance) if f.init}
 
 
 def checked(instance: T) -> T:
@@ -333,6 +333,23 @@ def fingerprint(task: Task) -> str:
 def _table(registry: Mapping[str, type], instance: Any) -> dict[str, Any]:
     """Name and settings, those of a `base` included."""
     values = settings(instance)
-    if "base" in values:
+    if is_dataclass(values.get("base")):
         values["base"] = _table(registry, values["base"])
+    for name, value in values.items():
+        if not _can_be_recorded(value):
+            raise BadInput(
+                f"{type(instance).__name__}.{name} is {shown(value)}, which a run cannot record: settings are numbers, "
+                "strings, booleans, lists or tuples of these, dicts from strings to these, or None"
+            )
     return {"name": _name(registry, instance), **values}
+
+
+def _can_be_recorded(value: Any) -> bool:
+    match value:
+        case None | bool() | int() | float() | str():
+            return True
+        case list() | tuple():
+            return all(_can_be_recorded(item) and not isinstance(item, dict | None) for item in value)
+        case dict():
+            return all(isinstance(key, str) and _can_be_recorded(item) for key, item in value.items())
+    return False

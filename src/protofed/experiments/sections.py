@@ -94,7 +94,7 @@ def joined(problems: Sequence[Problem], build: Callable[[], T]) -> T:
 
 
 def field_names(cls: type) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(cls))
+    return tuple(f.name for f in fields(cls) if f.init)
 
 
 def chosen(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
@@ -150,7 +150,7 @@ def _without(cls: type[T], values: Mapping[str, Any], where: str, wrong: set[str
 def _schema(cls: type) -> type[BaseModel]:
     hints = get_type_hints(cls, include_extras=True)
     own: dict[str, Any] = {}
-    for f in fields(cls):
+    for f in (f for f in fields(cls) if f.init):
         default = f.default if f.default_factory is MISSING else f.default_factory()
         own[f.name] = (hints[f.name], ... if default is MISSING else default)
     config = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
