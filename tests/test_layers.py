@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 LAYERS = [
     {"tree"},
-    {"networks", "data", "optim"},
+    {"networks", "quickening", "data", "optim"},
     {"method"},
     {"prototypes", "methods", "sources"},
     {"runtimes", "tasks"},

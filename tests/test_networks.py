@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
-from protofed.networks import _OVERWRITTEN, Networks, Parts, _quicken, matching, product, without
+from protofed.networks import Networks, Parts, matching, product, without
 from protofed.prototypes.calibration import knowledge
 from protofed.prototypes.class_means import Prototypes, class_sums
 from protofed.prototypes.clustering import first_neighbours
 from protofed.prototypes.contrast import cluster_contrast
+from protofed.quickening import OVERWRITTEN, quicken
 from protofed.tree import Params
 
 STATISTICS = ["features.1.running_mean", "features.1.running_var"]
@@ -421,14 +422,14 @@ def test_pooling_before_a_relu_changes_no_value_and_no_gradient(pool: Callable[[
     for leaf in usual.parameters():
         leaf.data = whole(tuple(leaf.shape))
     moved = copy.deepcopy(usual)
-    _quicken(moved)
+    quicken(moved)
     assert kinds(moved) == [nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Conv2d]
     assert list(moved.state_dict()) == list(usual.state_dict())
     x = whole((7, 2, 9, 9))
     assert all(map(torch.equal, results(usual, x), results(moved, x)))
 
 
-OVERWRITTEN = {
+LAYERS = {
     nn.Conv1d: (lambda: nn.Conv1d(4, 4, 1), (3, 4, 5)),
     nn.Conv2d: (lambda: nn.Conv2d(4, 4, 1), (3, 4, 5, 5)),
     nn.Conv3d: (lambda: nn.Conv3d(4, 4, 1), (3, 4, 5, 5, 5)),
@@ -439,12 +440,12 @@ OVERWRITTEN = {
 }
 
 
-@pytest.mark.parametrize("kind", _OVERWRITTEN)
+@pytest.mark.parametrize("kind", OVERWRITTEN)
 def test_what_a_relu_overwrites_nobody_misses(kind: type) -> None:
-    build, shape = OVERWRITTEN[kind]
+    build, shape = LAYERS[kind]
     usual = nn.Sequential(build(), nn.ReLU(), nn.Flatten())
     quick = copy.deepcopy(usual)
-    _quicken(quick)
+    quicken(quick)
     assert quick.get_submodule("1").inplace
     x = torch.randn(shape)
     assert all(map(torch.equal, results(usual, x), results(quick, x)))
@@ -454,7 +455,7 @@ def test_a_relu_does_not_overwrite_what_others_need() -> None:
     relu = nn.ReLU()
     module = nn.Sequential(relu, nn.Linear(4, 4), relu, nn.Sigmoid(), nn.ReLU())
     usual, x = copy.deepcopy(module), torch.randn(3, 4)
-    _quicken(module)
+    quicken(module)
     assert [layer.inplace for layer in module if isinstance(layer, nn.ReLU)] == [False, True, False]
     assert all(map(torch.equal, results(usual, x), results(module, x)))
 
@@ -516,7 +517,7 @@ def test_layers_stay_as_they_are_where_somebody_may_look(build: Callable[[], nn.
 def test_layers_stay_where_their_order_matters(layers: Callable[[], tuple[nn.Module, ...]]) -> None:
     module = nn.Sequential(*layers(), nn.Conv2d(4, 4, 1))
     before = kinds(module)
-    _quicken(module)
+    quicken(module)
     assert kinds(module) == before
 
 
@@ -540,7 +541,7 @@ OVERWRITING = {
 def test_what_is_overwritten_behind_pooling_is_no_relus(name: str) -> None:
     usual = nn.Sequential(*OVERWRITING[name]())
     quick = copy.deepcopy(usual)
-    _quicken(quick)
+    quicken(quick)
     x, slopes = torch.randn(2, 3, 8, 8), []
     for module in (usual, quick):
         torch.manual_seed(0)  # for dropout
@@ -551,7 +552,7 @@ def test_what_is_overwritten_behind_pooling_is_no_relus(name: str) -> None:
 
 def test_chains_within_chains_pool_first_too() -> None:
     module = nn.Sequential(nn.Sequential(*pooling()), nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(inplace=True)))
-    _quicken(module)
+    quicken(module)
     assert kinds(module[0]) == [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
 
 

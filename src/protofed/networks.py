@@ -6,10 +6,9 @@ A client's networks are named *parts* (`features`, `classifier`, ...). All their
 
 import copy
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -17,6 +16,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from protofed.errors import BadInput
+from protofed.quickening import channels_last, is_torchs, pools, quicken
 from protofed.tree import Params, select
 
 Parts = dict[str, nn.Module]
@@ -25,10 +25,6 @@ Patterns = tuple[str, ...]
 
 Precision = Literal["float32", "tf32", "bf16"]
 """What the networks' matrix products and convolutions are computed in; weights and sums are float32 always."""
-
-_MAKING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d)
-_OVERWRITTEN = (*_MAKING, nn.MaxPool2d)
-"""Layers whose gradient does not need what they gave; those of the first kind make something new in any case."""
 
 Slot = tuple[dict[str, Any], str, str, bool]
 """Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
@@ -70,10 +66,10 @@ class Networks:
         _refuse_unusable(parts)
         self.signature = _signature(parts)
         """Equal only for networks that differ in nothing but weights."""
-        torchs = {part for part, module in parts.items() if _is_torchs(module)}
+        torchs = {part for part, module in parts.items() if is_torchs(module)}
         for part, module in parts.items():
             if part in torchs:
-                _quicken(module)
+                quicken(module)
             module.to(torch.get_default_device())
         self._modes = {False: copy.deepcopy(parts), True: parts}
         for training, modules in self._modes.items():
@@ -84,7 +80,7 @@ class Networks:
             for mode, modules in self._modes.items()
         }
         self._constants = [_constants(module) for modules in self._modes.values() for module in modules.values()]
-        self._pooling = {part for part in torchs if _pools(parts[part])}
+        self._pooling = {part for part in torchs if pools(parts[part])}
         state = _state(parts)
         self.shapes = {name: leaf.shape for name, leaf in state.items()}
         """Of all entries of `Params`."""
@@ -125,7 +121,7 @@ class Networks:
         for store, name, key, _ in slots:
             store[name] = params[key]
         if part in self._pooling:
-            inputs = tuple(map(_channels_last, inputs))
+            inputs = tuple(map(channels_last, inputs))
         output = self._modes[training][part](*inputs)
         for store, name, key, is_buffer in slots:
             if is_buffer and store[name] is not params[key]:  # assigned anew, not changed in place
@@ -274,67 +270,6 @@ def _constants(module: nn.Module) -> list[tuple[str, dict[str, Any], str, Tensor
         for name, leaf in layer._buffers.items()
         if leaf is not None and name in layer._non_persistent_buffers_set
     ]
-
-
-def _quicken(module: nn.Module) -> None:
-    """Two changes that change no value and no gradient, where nobody but the chain itself sees what its layers give:
-    a ReLU that stands right before max pooling goes behind it, since the largest of some numbers stays the largest, and
-    there are fewer of them; and a ReLU overwrites what a layer gives that does not need it for its own gradient."""
-    covered = _covered(module)
-    for chain in [layer._modules for layer in module.modules() if type(layer) is nn.Sequential]:
-        for first, second in pairwise(chain):
-            relu, pool = chain[first], chain[second]
-            is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
-            if type(relu) is nn.ReLU and is_pool and (id(chain), second) in covered:
-                chain[first], chain[second] = pool, relu
-        for first, second in pairwise(chain):
-            if type(chain[second]) is nn.ReLU and type(chain[first]) in _OVERWRITTEN:
-                chain[second] = nn.ReLU(inplace=True)  # another one: this one may stand elsewhere too
-
-
-def _covered(module: nn.Module) -> set[tuple[int, str]]:
-    """Places whose result nobody overwrites, since a layer behind them makes something new of it. A ReLU's gradient
-    needs what it gave, and pooling's does not: so a layer in place behind pooling, or a loss that changes features in
-    place, does no harm before the two are swapped, and would after."""
-    places = list(_places(module))
-    layers = [layer for *_, layer in places]
-    makes = [type(layer) in _MAKING for layer in layers]
-    for layer, is_new in zip(layers, [False, *makes], strict=False):
-        if any(getattr(own, "inplace", False) for own in layer.modules()) and not (type(layer) is nn.ReLU and is_new):
-            return set()
-    last = max((i for i, made in enumerate(makes) if made), default=0)
-    found = {(chain, name): i < last for i, (chain, name, _) in enumerate(places)}  # of several visits the last counts
-    return {place for place, is_before in found.items() if is_before}
-
-
-def _places(module: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
-    """The layers of chains within chains, in the order of their work: chain, name there, layer."""
-    for name, layer in module._modules.items() if type(module) is nn.Sequential else ():
-        if type(layer) is nn.Sequential:
-            yield from _places(layer)
-        elif layer is not None:
-            yield id(module._modules), name, layer
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    """Whether all its layers are torch's own, which work with any layout of their inputs, and none has a hook."""
-    layers = list(module.modules())
-    return all(type(layer).__module__.startswith("torch.nn.") and not _has_hooks(layer) for layer in layers)
-
-
-def _has_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
-
-
-def _pools(module: nn.Module) -> bool:
-    return any(isinstance(layer, nn.MaxPool2d) for layer in module.modules())
-
-
-def _channels_last(x: Any) -> Any:
-    """The same images, but on a CPU laid out with the channels of a pixel together, and so are all maps made of them:
-    max pooling is much faster then, since it compares many channels at once."""
-    is_image = isinstance(x, Tensor) and x.dim() == 4 and x.device.type == "cpu"
-    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2) if is_image else x
 
 
 def _signature(parts: Parts) -> str:
