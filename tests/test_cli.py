@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from protofed import METHODS
+from protofed import METHODS, RunFailed, cli
+from protofed.experiments.sweep import Outcome
 
 EXPERIMENT = """
 [task]
@@ -76,6 +77,8 @@ def test_stopped_by_ctrl_c_it_saves_and_resumes_to_the_same_bytes(experiment: Pa
     assert "resume with the same command and --resume" in complaint
     (folder,) = (tmp_path / "out").iterdir()
     assert not (folder / "done").exists()
+    saved = len((folder / "rounds.jsonl").read_text().splitlines())
+    assert f"not finished: {saved} rounds so far" in protofed("show", folder).stdout
 
     refused = subprocess.run([*words, "--out", tmp_path / "out"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
@@ -237,6 +240,17 @@ def test_compare_reports_what_failed_and_what_did_not(tmp_path: Path) -> None:
     assert only.returncode == 0, only.stderr
     assert json.loads(only.stdout)["digits"].keys() == {"FedAvg", "Diverging"}
     assert all(path.read_bytes() == lines for path, lines in before.items())
+
+
+def test_a_comparison_whose_runs_end_before_their_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "two.toml").write_text(COMPARISON)
+    monkeypatch.setattr(cli, "sweep", lambda configs, *_, **__: [Outcome([], is_done=False) for _ in configs])
+    monkeypatch.setattr(
+        sys, "argv", ["protofed", "compare", str(tmp_path / "two.toml"), "--out", str(tmp_path / "out")]
+    )
+    with pytest.raises(RunFailed, match="a run did not come to its end, and nobody stopped it"):
+        cli.app(standalone_mode=False)
+    assert not (tmp_path / "out").exists()
 
 
 def demo_process(out: Path) -> "subprocess.Popen[str]":

@@ -413,9 +413,9 @@ def test_the_file_runs_as_it_is(
 ) -> None:
     request.getfixturevalue(kind)
     monkeypatch.chdir(tmp_path)
-    found = inspect(Path("data"), label="outcome" if kind == "tables" else None, write=Path("own.toml"))
-    assert found.text.endswith("Written: own.toml\nRun it with: protofed run own.toml")
-    loaded = config.load(Path("own.toml"), ["training.rounds=1", "training.epochs=1"])
+    found = inspect(Path("data"), label="outcome" if kind == "tables" else None, write=Path("our own.toml"))
+    assert found.text.endswith("Written: our own.toml\nRun it with: protofed run 'our own.toml'")
+    loaded = config.load(Path("our own.toml"), ["training.rounds=1", "training.epochs=1"])
     assert isinstance(loaded.task, Own)
     assert replace(loaded.task, leave_out=tuple(loaded.task.leave_out), categorical=()) == found.settings
     result = execute(loaded.experiment())
