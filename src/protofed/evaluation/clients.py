@@ -54,12 +54,14 @@ class Judge:
         self._federation = federation
         self._homes: dict[ClientId, _Home] = {}
         self._waiting: dict[ClientId, tuple[Params, Tree, Tree]] = {}
+        self._held = 0
         self._judged: dict[ClientId, Judged] = {}
 
     def __call__(self, client: ClientId, message: Tree, reply: Reply[Any, Any]) -> None:
         params = self._federation.method.trained_weights(reply.upload, reply.memory)
         self._waiting[client] = params, message, reply.memory
-        if sum(leaf.nbytes for params, *_ in self._waiting.values() for leaf in params.values()) > HELD:
+        self._held += sum(leaf.nbytes for leaf in params.values())
+        if self._held > HELD:
             self._look()
 
     def judged(self) -> dict[ClientId, Judged]:
@@ -84,6 +86,7 @@ class Judge:
             everywhere, at_home = torch.stack(tested).sum(0)
             self._judged[client] = Judged(everywhere, at_home + sum(matrix for (matrix,) in apart), home.counts)
         self._waiting.clear()
+        self._held = 0
 
     def _home(self, client: ClientId) -> "_Home":
         if client not in self._homes:

@@ -32,6 +32,7 @@ from torch import Tensor
 from protofed import tree
 from protofed.errors import BadInput, RunFailed
 from protofed.method import ClientId, Reply, Request, Step, Task, Total
+from protofed.networks import Networks
 from protofed.runtimes.jobs import Failure, Job, Reason, failure_of
 from protofed.runtimes.memory import keep_freed_memory
 from protofed.runtimes.placement import CPU
@@ -141,17 +142,23 @@ class Workers:
         if federation is None:
             return
         method, task = federation.method, federation.task
-        owners = {id(federation.networks_of(client)): client for client in federation.ids}
+        kinds = {id(request.networks): request.networks for request in requests}
+        owners = {key: self._owner(federation, networks) for key, networks in kinds.items()}
         stores = {
             (id(data.x), id(data.y)): (kind, name) for kind in STORES for name, data in getattr(task, kind).items()
         }
         for i, request in enumerate(requests):
             data, statistic = request.data, getattr(request, "statistic", None)
-            client, store = owners.get(id(request.networks)), stores.get((id(data.x), id(data.y)))
+            client, store = owners[id(request.networks)], stores.get((id(data.x), id(data.y)))
             is_methods = getattr(statistic, "__self__", None) is method and request.transform is task.transform
             if client is not None and store is not None and is_methods and isinstance(request, Total):
                 question = _Question(client, store, request.statistic.__name__, request.seed)
                 yield i, (question, (request.params, request.context, data.index))
+
+    @staticmethod
+    def _owner(federation: "Federation", networks: Networks) -> ClientId | None:
+        """A client that has these networks; most tasks have one kind, and the first client is asked only."""
+        return next((client for client in federation.ids if federation.networks_of(client) is networks), None)
 
     @property
     def _size(self) -> int:
