@@ -3,7 +3,8 @@
 All do the same FedAvg work: the same clients and examples, the same network from the same weights, the same steps.
 Each run is a fresh process (the systems take turns, and medians count). The end of the first round is timed twice: from
 the start of the process, and from the moment when the system's modules are imported, as somebody finds it who starts
-runs from a notebook. Every process computes on one thread; systems that can run two clients at once do so.
+runs from a notebook. Every process computes on one thread; systems that can run two clients at once do so. Flower is
+there twice: so, and as it comes, with one client at a time on two threads.
 
     pip install -c constraints-peers.txt torch && pip install -c constraints-peers.txt -e '.[peers]'
     python benchmarks/peers.py --out peers.json --figure peers.svg
@@ -180,7 +181,8 @@ def protofed(work: Work, tick: Tick, processes: int = 1) -> list[Tensor]:
     return [state.server.params[name] for name in names]
 
 
-def flower(work: Work, tick: Tick, processes: int = 2) -> list[Tensor]:
+def flower(work: Work, tick: Tick, processes: int | None = 2) -> list[Tensor]:
+    """With so many actors of one thread, or as Flower comes: two cores for each client, and so one at a time here."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -192,7 +194,8 @@ def flower(work: Work, tick: Tick, processes: int = 2) -> list[Tensor]:
 
     @client_app.train()
     def train(message: Message, context: Context) -> Message:
-        torch.set_num_threads(1)
+        if processes:
+            torch.set_num_threads(1)
         model = network()
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         fit(model, work, context.node_config["partition-id"], message.content["config"]["server-round"] - 1)
@@ -211,9 +214,10 @@ def flower(work: Work, tick: Tick, processes: int = 2) -> list[Tensor]:
         )
         final.extend(result.arrays.to_torch_state_dict().values())
 
-    ray = {"num_cpus": processes, "logging_level": logging.CRITICAL, "log_to_driver": False}
-    resources = {"num_cpus": 1, "num_gpus": 0.0}
-    backend = {"init_args": ray, "client_resources": resources}
+    quiet = {"logging_level": logging.CRITICAL, "log_to_driver": False}
+    backend: dict[str, Any] = {"init_args": quiet}
+    if processes:
+        backend = {"init_args": {**quiet, "num_cpus": processes}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app, client_app, work.clients, backend_config=backend)
     return final
 
@@ -290,6 +294,8 @@ class System:
     """That compute at the same time."""
     ranks: int = 1
     """Processes to start, for one that does not start its own."""
+    decides: bool = False
+    """Whether it is left to itself how many threads it computes on."""
 
     @property
     def missing(self) -> str:
@@ -312,11 +318,13 @@ def _is_there(module: str) -> bool:
 WORKERS = "protofed.runtimes.workers"
 FLOWER = ("flwr.simulation", "flwr.clientapp", "flwr.serverapp.strategy", "ray")
 PFL = ("pfl.aggregate.simulate", "pfl.algorithm.federated_averaging", "pfl.data.federated_dataset", "pfl.model.pytorch")
+OUT_OF_THE_BOX = functools.partial(flower, processes=None)
 SYSTEMS = {
     "plain": System("plain PyTorch loop", (), (), plain),
     "sequential": System("protofed, sequential", ("protofed",), (), protofed),
     "workers": System("protofed, 2 workers", ("protofed", WORKERS), (), functools.partial(protofed, processes=2), 2),
     "flower": System("Flower simulation, 2 actors", FLOWER, ("flwr", "ray"), flower, 2),
+    "flower0": System("Flower simulation, as it comes", FLOWER, ("flwr", "ray"), OUT_OF_THE_BOX, decides=True),
     "pfl": System("pfl-research, 1 process", PFL, ("pfl",), pfl),
     "pfl2": System("pfl-research, 2 processes", PFL, ("pfl",), pfl, 2, ranks=2),
 }
@@ -346,6 +354,8 @@ def run_once(name: str, work: Work) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         here = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
         environment = os.environ | QUIET | {"PYTHONPATH": here, "FLWR_HOME": folder, "RAY_TMPDIR": folder}
+        if SYSTEMS[name].decides:
+            environment = {key: value for key, value in environment.items() if not key.endswith("_NUM_THREADS")}
         load, begin, processes = os.getloadavg()[0], time.monotonic(), []
         for extra in _ranks(SYSTEMS[name].ranks):
             command = [sys.executable, "-c", words]

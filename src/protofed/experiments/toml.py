@@ -16,7 +16,7 @@ Table = Mapping[str, Any]
 Place = Callable[[Key], str]
 """Where a key stands, for a message: `file:line`."""
 
-MOST_BYTES = 1_000_000
+MOST_BYTES = 500_000
 """Of a file; a configuration has some hundred."""
 DEEPEST = 32
 """Tables and arrays inside one another."""
