@@ -4,7 +4,7 @@ All do the same FedAvg work: the same clients and examples, the same network fro
 Each run is a fresh process (the systems take turns, and medians count). The end of the first round is timed twice: from
 the start of the process, and from the moment when the system's modules are imported, as somebody finds it who starts
 runs from a notebook. Every process computes on one thread; systems that can run two clients at once do so. Flower is
-there twice: so, and as it comes, with one client at a time on two threads.
+there twice: so, and as it comes, which on two cores is one client at a time on two threads.
 
     pip install -c constraints-peers.txt torch && pip install -c constraints-peers.txt -e '.[peers]'
     python benchmarks/peers.py --out peers.json --figure peers.svg
@@ -182,7 +182,7 @@ def protofed(work: Work, tick: Tick, processes: int = 1) -> list[Tensor]:
 
 
 def flower(work: Work, tick: Tick, processes: int | None = 2) -> list[Tensor]:
-    """With so many actors of one thread, or as Flower comes: two cores for each client, and so one at a time here."""
+    """With so many actors of one thread, or as Flower comes: two cores for each client, and so one at a time on two."""
     from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
@@ -335,9 +335,10 @@ SYSTEMS = {
 
 def child(name: str, work: Work) -> None:
     """Runs one system and prints when its rounds ended, on the clock that all processes share."""
-    torch.set_num_threads(1)
-    ends: list[float] = []
     system = SYSTEMS[name]
+    if not system.decides:
+        torch.set_num_threads(1)
+    ends: list[float] = []
     for module in system.needs:
         importlib.import_module(module)
     called = time.monotonic()

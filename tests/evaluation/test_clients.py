@@ -2,20 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import protofed
 from doubles import tiny
-from experiment_doubles import small_experiment
-from protofed import Data, Task
-from protofed.errors import BadInput
-from protofed.evaluation.clients import Judge, Judged, _sizes, label_counts, local_test, means
+from experiment_doubles import small_experiment, small_task
+from protofed import METHODS, Data, Task
+from protofed.errors import BadInput, RunFailed
+from protofed.evaluation.clients import Judge, Judged, means
+from protofed.evaluation.domains import evaluate
+from protofed.evaluation.local_tests import _sizes, label_counts, local_test
 from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
 from protofed.method import Reply, Request
-from protofed.runtimes.federation import Federation
+from protofed.runtimes.federation import Federation, Training
 from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.workers import Workers
 from protofed.tree import Params, Tree
 
 
@@ -109,7 +114,7 @@ def without_domains(task: Task) -> Task:
 
 
 def with_own_sets(task: Task) -> Task:
-    """Of a client's training examples, of a test set, of another store, of both; and one that is drawn."""
+    """Of another store and of a test set; the third client's is drawn."""
     a, b, *_ = task.clients
     near = next(iter(task.tests.values()))
     own = Data.of(near.x.clone(), near.y.clone()).rows(torch.arange(4, 11))
@@ -122,13 +127,13 @@ def with_other_labels(task: Task) -> Task:
 
 
 def with_training_examples(task: Task) -> Task:
-    """As test sets of their owners, and among what is tested beside others."""
     return replace(task, local_tests={client: data.rows(torch.arange(3)) for client, data in task.clients.items()})
 
 
 def with_examples_twice(task: Task) -> Task:
     tests = {name: data.rows(torch.arange(len(data)).repeat(2)) for name, data in task.tests.items()}
-    return replace(task, tests=tests)
+    a, near = next(iter(task.clients)), next(iter(task.tests.values()))
+    return replace(task, tests=tests, local_tests={a: near.rows(torch.tensor([7, 2, 3]))})
 
 
 def with_sets_of_one_store(task: Task) -> Task:
@@ -138,6 +143,16 @@ def with_sets_of_one_store(task: Task) -> Task:
     tests = {"some": store.rows(torch.arange(20)), "others": store.rows(torch.arange(8, 30))}
     own = {a: store.rows(torch.arange(3, 24)), b: store.rows(torch.tensor([9, 12]))}
     return replace(task, tests=tests, domain_of={}, local_tests=own)
+
+
+def with_a_set_within_another(task: Task) -> Task:
+    store = next(iter(task.tests.values()))
+    return replace(task, tests={"all": store, "hard": store.rows(torch.arange(5, 25))}, domain_of={})
+
+
+def with_one_set_under_two_names(task: Task) -> Task:
+    store = next(iter(task.tests.values()))
+    return replace(task, tests={"a": store, "b": store}, domain_of={})
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedproto"])
@@ -151,6 +166,8 @@ def with_sets_of_one_store(task: Task) -> Task:
         with_training_examples,
         with_examples_twice,
         with_sets_of_one_store,
+        with_a_set_within_another,
+        with_one_set_under_two_names,
     ],
 )
 def test_whatever_a_local_test_set_is_made_of_it_is_counted_example_by_example(
@@ -196,8 +213,64 @@ def test_clients_are_judged_together_unless_their_weights_are_many(monkeypatch: 
 
     assert judged() == [3 * 2]  # three clients on two test sets
     size = sum(leaf.nbytes for leaf in small_experiment().federation.start().server.params.values())
-    monkeypatch.setattr("protofed.evaluation.clients.HELD", 2 * size - 1)
+    # once for each of two test sets: two clients' weights, and the server's, which all received
+    monkeypatch.setattr("protofed.evaluation.clients.HELD", 2 * 3 * size - 1)
     assert judged() == [2 * 2, 2]
+    monkeypatch.setattr("protofed.evaluation.clients.HELD", 2 * 3 * size)
+    assert judged() == [3 * 2]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_changes_what_waits_and_workers_see_what_one_process_sees(name: str) -> None:
+    task, method = small_task(), METHODS[name]()
+    found = []
+    for runtime in (Sequential(), Workers(2)):
+        federation = Federation(method, task, Training(rounds=2, epochs=1, batch_size=8), runtime)
+        judge = Judge(federation)
+        watched = replace(federation, on_trained=judge)
+        state = watched.start()
+        for _ in range(2):
+            state = watched.advance(state)
+        state = watched.finish(state)
+        found.append((judge.judged(), evaluate(federation, state)))
+        runtime.close()
+    (mine, scores), (theirs, others) = found
+    assert scores == others
+    assert mine.keys() == theirs.keys() == set(task.clients)
+    for client, one in mine.items():
+        assert torch.equal(one.everywhere, theirs[client].everywhere)
+        assert torch.equal(one.at_home, theirs[client].at_home)
+
+
+class InPlace(protofed.FedAvg):
+    """Adds all weights up in those of the first client."""
+
+    def aggregate(self, server: Any, uploads: Any, central: Any) -> Any:
+        (_, first), *others = uploads
+        for _, upload in others:
+            for name, leaf in first.params.items():
+                leaf.add_(upload.params[name])
+        return replace(server, params=first.params)
+
+
+def test_weights_that_were_changed_before_they_are_judged_are_refused() -> None:
+    federation = Federation(InPlace(), small_task(), Training(rounds=1, epochs=1, batch_size=8))
+    judge = Judge(federation)
+    watched = replace(federation, on_trained=judge)
+    watched.advance(watched.start())
+    with pytest.raises(RunFailed, match="what client c0 received, sent or keeps was changed in place"):
+        judge.judged()
+
+
+class Flat(protofed.FedAvg):
+    def confusion(self, *given: Any) -> Tensor:
+        return super().confusion(*given)[0]
+
+
+def test_counts_of_another_shape_are_refused() -> None:
+    federation = Federation(Flat(), small_task(), Training(rounds=1, epochs=1, batch_size=8))
+    with pytest.raises(RunFailed, match=r"Flat.confusion gave numbers of shape \(3, 3\), not \(1 \+ parts, classes"):
+        evaluate(federation, federation.start())
 
 
 # ---- local test sets

@@ -1,6 +1,8 @@
 """Runs that survive: killed, stopped, resumed, and never two in one folder."""
 
+import enum
 import json
+import math
 import os
 import signal
 import threading
@@ -11,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -353,7 +356,17 @@ class Own(protofed.FedAvg):
         object.__setattr__(self, "made", repr(self.setting))
 
 
-SETTINGS = [1, 0.5, "a", True, None, (1, 2), [[0.5], ["b"]], {"a": 1, "b": {"c": (1, 2)}, "d": None}]
+SETTINGS = [
+    *(1, 0.5, math.inf, "a", True, None, (1, 2), [[0.5], ["b"]]),
+    *({"a": 1, "b": {"c": (1, 2)}, "d": None}, {"a b": {"x.y": {"": 1}}, "ü": "\x7f\n"}),
+]
+
+
+def as_toml_has_it(value: Any) -> Any:
+    """It has no tuples, and nothing for None."""
+    if isinstance(value, dict):
+        return {key: as_toml_has_it(own) for key, own in value.items() if own is not None}
+    return [as_toml_has_it(own) for own in value] if isinstance(value, tuple | list) else value
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=repr)
@@ -361,14 +374,27 @@ def test_what_can_be_recorded_may_be_a_setting(setting: Any, tmp_path: Path) -> 
     protofed.run(Own(setting), small_task(), rounds=1, folder=tmp_path)
     recorded = tomllib.loads((tmp_path / "config.toml").read_text())["method"]
     assert "made" not in recorded
+    assert recorded.get("setting") == as_toml_has_it(setting)
     assert protofed.run(Own(setting), small_task(), rounds=1, folder=tmp_path, resume=True).rounds
 
 
-@pytest.mark.parametrize(
-    "setting", [Path("a"), len, {"a"}, {1: 2}, (None,), [{"a": 1}], torch.ones(2), Own()], ids=repr
-)
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+ENDLESS: list[Any] = []
+ENDLESS.append(ENDLESS)
+OTHERS = [
+    *(Path("a"), len, {"a"}, {1: 2}, (None,), [{"a": 1}], torch.ones(2), Own(), np.float64(0.5), [np.float64(0.5)]),
+    *(Number.ONE, math.nan, 2**63, "\ud800", {"\ud800": 1}, ENDLESS),
+]
+
+
+@pytest.mark.parametrize("setting", OTHERS, ids=ascii)
 def test_what_cannot_be_recorded_is_refused_by_name(setting: Any) -> None:
-    with pytest.raises(BadInput, match=r"Own\.setting is .*, which a run cannot record: settings are numbers, strings"):
+    with pytest.raises(
+        BadInput, match=r"Own\.setting is .*, which a run cannot record: settings are plain numbers, strings"
+    ):
         protofed.run(Own(setting), small_task(), rounds=1)
 
 

@@ -45,6 +45,15 @@ def test_a_table_without_fedavg_has_no_gains_and_without_homes_no_such_column() 
     assert domain_sheet([homeless], ["a"]).rows == [["fpl", "50.0", "50.0", "–"]]
 
 
+def test_averages_over_other_domains_are_not_compared() -> None:
+    fedavg = Row("fedavg", [{"a": 0.5, "b": 0.7, "average": 0.6}], is_reference=True)
+    other = Row("other", [{"a": 0.5, "c": 0.9, "average": 0.7}])
+    same = Row("same", [{"a": 0.7, "b": 0.7, "average": 0.7}])
+    lines = domain_sheet([fedavg, other, same], ["a", "b", "c"]).rows
+    assert lines[1] == ["other", "50.0", "–", "90.0", "70.0", "–"]
+    assert lines[2] == ["same", "70.0", "70.0", "–", "70.0", "+10.0"]
+
+
 def test_published_numbers_stand_below_ours() -> None:
     seeds = [{"a": 0.5, "average": 0.5, "global": 0.25, "local_index": 0.75}]
     ours = Row("fpl", seeds, published={"average": 61.63, "global": 55.0})

@@ -655,6 +655,62 @@ def test_what_processes_fail_at_is_answered_here(deed: Callable[[], Any], worker
     assert_same(of.advance(of.start()), replace(of, runtime=Sequential()).advance(of.start()))
 
 
+def test_what_cannot_be_sent_is_answered_here(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    of = federation(Elsewhere(), workers)
+    requests = asked(of, *parts_of(of.task))
+    strange = [replace(request, context=(lambda: None, None)) for request in requests]
+    assert {int(answer) for answer in workers.answers(strange)} == {os.getpid()}
+    assert {int(answer) for answer in workers.answers([*strange[:2], *requests])} == {os.getpid(), *pids()}
+    monkeypatch.setattr(os, "posix_fallocate", exhausted(lambda: True))
+    long = [
+        replace(request, data=request.data.rows(torch.zeros(200_000, dtype=torch.int64))) for request in requests[:2]
+    ]
+    assert {int(answer) % os.getpid() for answer in workers.answers(long)} == {0}  # once for each batch
+    assert len(pids()) == SIZE
+
+
+class Misnamed(FedAvg):
+    """Its statistic has the name of another one, as after a careless decorator."""
+
+    def confusion(self, *given: Any) -> Tensor:
+        return torch.tensor([[[float(os.getpid())]]])
+
+    confusion.__name__ = "other"
+
+    def other(self, *given: Any) -> Tensor:
+        return torch.zeros(1, 1, 1)
+
+
+def test_a_statistic_that_is_not_found_by_its_name_is_computed_here(workers: Workers) -> None:
+    of = federation(Misnamed(), workers)
+    requests, before = asked(of, *parts_of(of.task)), pids()
+    assert {int(answer) for answer in workers.answers(requests)} == {os.getpid()}
+    assert pids() == before, "a process has died of it"
+
+
+def test_another_federation_of_the_same_method_and_task_has_the_same_processes(workers: Workers) -> None:
+    first = federation(Elsewhere(), workers)
+    asked(first, *parts_of(first.task))
+    before = pids()
+    second = Federation(first.method, first.task, TRAINING, workers)
+    with workers.open(second):
+        assert {int(answer) for answer in workers.answers(asked(second, *parts_of(second.task)))} == set(before)
+
+
+async def asleep(*_: Any) -> Any:
+    time.sleep(100)
+
+
+def test_processes_that_were_ended_for_being_late_are_missed_by_nobody(workers: Workers) -> None:
+    of = federation(Elsewhere(), workers)
+    requests = asked(of, *parts_of(of.task))
+    stream = workers.run(replace(job, deadline=time.monotonic() - 1) for job in jobs(of, asleep))
+    assert {failure.reason for _, failure in stream} == {Reason.LATE}
+    with workers.open(of):
+        assert {int(answer) for answer in workers.answers(requests)} == set(pids())
+        assert len(pids()) == SIZE
+
+
 def test_an_error_of_a_request_is_raised(workers: Workers) -> None:
     of = federation(Elsewhere(deed=raised, home=0), workers)
     with pytest.raises(ValueError, match="not here"):

@@ -8,7 +8,7 @@ import torch
 
 from picture_doubles import made_up
 from protofed import METHODS, BadInput, Task
-from protofed.evaluation.clients import label_counts, local_test
+from protofed.evaluation.local_tests import label_counts, local_test
 from protofed.runtimes.federation import Federation, Training
 from protofed.sources.examples import Dataset, Split
 from protofed.tasks import TASKS, label_skew

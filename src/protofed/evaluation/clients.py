@@ -6,25 +6,26 @@ global model, that model after the client's fine-tuning. Judged are the clients 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from protofed import tree
 from protofed.data import Data
-from protofed.errors import BadInput
+from protofed.errors import RunFailed
 from protofed.evaluation.domains import Looking, confusions
+from protofed.evaluation.local_tests import label_counts, local_test
 from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
-from protofed.method import ClientId, Reply, Task
+from protofed.method import ClientId, Reply
 from protofed.runtimes.federation import Federation
 from protofed.runtimes.placement import unplaced
-from protofed.seeds import generator
 from protofed.tree import Params, Tree
 
 HELD = 2**29
-"""Bytes of clients' weights that may wait to be judged together."""
+"""Bytes that may wait to be judged together, once for each test set, as a runtime may have them."""
 
 
 @dataclass(frozen=True)
@@ -47,21 +48,26 @@ class Judged:
 
 
 class Judge:
-    """Judges the clients of a round as they reply: a federation's `on_trained`. Many are judged at once, which a
-    runtime does faster, but no more than so many as to keep few weights."""
+    """Judges the clients of a round: a federation's `on_trained`. What they trained waits, so that many can be judged
+    at once, which a runtime does faster."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
         self._homes: dict[ClientId, _Home] = {}
-        self._waiting: dict[ClientId, tuple[Params, Tree, Tree]] = {}
-        self._held = 0
+        self._waiting: dict[ClientId, _Waiting] = {}
+        self._held: dict[int, int] = {}
+        """The bytes of what waits, by where it lies: much of it is common to all clients."""
+        self._num_held = 0
         self._judged: dict[ClientId, Judged] = {}
 
     def __call__(self, client: ClientId, message: Tree, reply: Reply[Any, Any]) -> None:
         params = self._federation.method.trained_weights(reply.upload, reply.memory)
-        self._waiting[client] = params, message, reply.memory
-        self._held += sum(leaf.nbytes for leaf in params.values())
-        if self._held > HELD:
+        self._waiting[client] = _Waiting(params, message, reply.memory)
+        for leaf in self._waiting[client].leaves:
+            if leaf.data_ptr() not in self._held:
+                self._held[leaf.data_ptr()] = leaf.nbytes
+                self._num_held += leaf.nbytes
+        if self._num_held * len(self._federation.task.tests) > HELD:
             self._look()
 
     def judged(self) -> dict[ClientId, Judged]:
@@ -75,10 +81,13 @@ class Judge:
     def _look(self) -> None:
         federation, tests = self._federation, self._federation.task.tests
         models: list[Looking] = []
-        for client, (params, message, memory) in self._waiting.items():
+        for client, one in self._waiting.items():
+            one.refuse_change(client)
             networks, home = federation.networks_of(client), self._home(client)
-            sets = [(data, (home.marks[name],)) for name, data in tests.items()] + [(data, ()) for data in home.apart]
-            models += [(networks, params, (message, memory, *marks), data) for data, marks in sets]
+            known = (one.message, one.memory)
+            marks = [self._mark(home.parts.get(name)) for name in tests]
+            models += [(networks, one.params, (*known, m), d) for m, d in zip(marks, tests.values(), strict=True)]
+            models += [(networks, one.params, known, data) for data in home.apart]
         found = iter(confusions(federation, models))
         for client in self._waiting:
             home = self._homes[client]
@@ -86,114 +95,86 @@ class Judge:
             everywhere, at_home = torch.stack(tested).sum(0)
             self._judged[client] = Judged(everywhere, at_home + sum(matrix for (matrix,) in apart), home.counts)
         self._waiting.clear()
-        self._held = 0
+        self._held.clear()
+        self._num_held = 0
 
     def _home(self, client: ClientId) -> "_Home":
+        """Where a client is at home; found out once."""
         if client not in self._homes:
-            federation = self._federation
+            federation, task = self._federation, self._federation.task
+            parts, apart = dict[str, Tensor](), list[Data]()
             with unplaced():
-                self._homes[client] = _home(federation.task, client, federation.training.seed)
+                for part in local_test(task, client, federation.training.seed):
+                    free = (name for name in self._members if name not in parts and self._is_among(part, name))
+                    name = next(free, None)
+                    if name is None:
+                        apart.append(part)
+                    else:
+                        parts[name] = part.index
+                counts = label_counts(task.clients[client], task.num_classes)
+            self._homes[client] = _Home(parts, apart, counts)
         return self._homes[client]
+
+    @cached_property
+    def _members(self) -> dict[str, Tensor]:
+        """Which rows of its store a test set has, for those that have none twice."""
+        tests = self._federation.task.tests
+        found = {name: _marked(len(data.x), data.index) for name, data in tests.items()}
+        return {name: rows for name, rows in found.items() if int(rows.sum()) == len(tests[name])}
+
+    def _is_among(self, part: Data, name: str) -> bool:
+        """Whether the examples of a set, none of them twice, are among those of a test set."""
+        whole = self._federation.task.tests[name]
+        is_once = len(torch.unique(part.index)) == len(part)
+        return part.x is whole.x and part.y is whole.y and is_once and bool(self._members[name][part.index].all())
+
+    def _mark(self, rows: Tensor | None) -> Tensor:
+        """Which rows of a store are a client's. All marks have one length, so that all sets are alike to a runtime."""
+        return self._no_rows if rows is None else self._no_rows.index_fill(0, rows, True)
+
+    @cached_property
+    def _no_rows(self) -> Tensor:
+        tests = self._federation.task.tests.values()
+        longest = max(tests, key=lambda data: len(data.x))
+        return _marked(len(longest.x), longest.index[:0])
+
+
+def _marked(length: int, rows: Tensor) -> Tensor:
+    return torch.zeros(length, dtype=torch.bool, device=rows.device).index_fill_(0, rows, True)
+
+
+class _Waiting:
+    """What a client trained, until it is judged."""
+
+    def __init__(self, params: Params, message: Tree, memory: Tree) -> None:
+        self.params, self.message, self.memory = params, message, memory
+        self._versions = [leaf._version for leaf in self.leaves]
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        found = tree.leaves((self.params, self.message, self.memory))
+        return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    def refuse_change(self, client: ClientId) -> None:
+        """What was changed since is not what the client trained."""
+        if [leaf._version for leaf in self.leaves] != self._versions:
+            raise RunFailed(
+                f"what client {client} received, sent or keeps was changed in place before the client was judged: "
+                "records are not to be changed; let the method make new tensors"
+            )
 
 
 @dataclass(frozen=True)
 class _Home:
-    """Where a client is at home, so that it need not be found out in every round."""
-
-    marks: Mapping[str, Tensor]
-    """Of each test set, by its rows of the store: which are in the client's local test set. All have one length, so
-    that all sets are alike to a runtime."""
+    parts: Mapping[str, Tensor]
+    """The rows of its local test set that each test set has."""
     apart: Sequence[Data]
     """The examples of its local test set that are in no other."""
     counts: Tensor
     """The client's training examples of each class."""
 
 
-def _home(task: Task, client: ClientId, seed: int) -> _Home:
-    tests = task.tests
-    device = task.clients[client].index.device
-    nothing = torch.zeros(max(len(data.x) for data in tests.values()), dtype=torch.bool, device=device)
-    marks, apart = dict.fromkeys(tests, nothing), list[Data]()
-    for part in local_test(task, client, seed):
-        found = [name for name, data in tests.items() if _is_among(part, data)]
-        if found:
-            marks[found[0]] = marks[found[0]].index_fill(0, part.index, True)
-        else:
-            apart.append(part)
-    return _Home(marks, apart, label_counts(task.clients[client], task.num_classes))
-
-
-def _is_among(part: Data, whole: Data) -> bool:
-    """Whether the examples of a set, none of them twice, are among those of another."""
-    is_one_store = part.x is whole.x and part.y is whole.y
-    is_once = all(len(torch.unique(data.index)) == len(data) for data in (part, whole))
-    return is_one_store and is_once and bool(torch.isin(part.index, whole.index).all())
-
-
 def means(scores: Mapping[ClientId, Mapping[str, float]]) -> dict[str, float]:
     """Each metric's plain mean over the clients; nothing for no clients."""
     names = next(iter(scores.values()), {})
     return {name: fmean(own[name] for own in scores.values()) for name in names}
-
-
-def local_test(task: Task, client: ClientId, seed: int) -> list[Data]:
-    """A test set with the client's own label proportions, drawn from the test set of its domain, or from all of them;
-    in parts, one of each set that it was drawn from.
-
-    It is the largest that the examples allow: class c has round(s p_c) examples, p_c the client's share of the class,
-    with the largest whole s for which no class asks for more than there are. A class that cannot be tested at all is
-    left out, since it would leave next to nothing of the others. A client whose test set the task names has that one.
-    """
-    if client in task.local_tests:
-        return [task.local_tests[client]]
-    if not is_testable(task, client):
-        raise BadInput(f"task {task.name}: no test example is of a class that client {client!r} has")
-    sets, sizes = _pool(task, client), _local_sizes(task, client)
-    labels = torch.cat([data.labels for data in sets])
-    order = torch.randperm(len(labels), generator=generator(seed, "local test", client)).to(labels.device)
-    of_class = [order[labels[order] == c] for c in range(len(sizes))]
-    chosen = torch.cat([rows[:size] for rows, size in zip(of_class, sizes, strict=True)]).sort().values
-    ends = list(accumulate(len(data) for data in sets))
-    parts = [data.rows(_between(chosen, end - len(data), end)) for data, end in zip(sets, ends, strict=True)]
-    return [part for part in parts if len(part)]
-
-
-def is_testable(task: Task, client: ClientId) -> bool:
-    """Whether there is a local test set for a client."""
-    return client in task.local_tests or any(_local_sizes(task, client))
-
-
-def _local_sizes(task: Task, client: ClientId) -> list[int]:
-    """How many examples of each class the local test set has that is drawn for a client."""
-    wanted = label_counts(task.clients[client], task.num_classes)
-    available = sum(label_counts(data, task.num_classes) for data in _pool(task, client))
-    return _sizes(wanted.tolist(), torch.as_tensor(available).tolist())
-
-
-def _pool(task: Task, client: ClientId) -> list[Data]:
-    """The test sets that a client's own may be drawn from."""
-    return [task.tests[name] for name in sorted(task.tests) if name == task.domain_of.get(client, name)]
-
-
-def _between(rows: Tensor, begin: int, end: int) -> Tensor:
-    """Those from one number to before another, counted from the first."""
-    return rows[(rows >= begin) & (rows < end)] - begin
-
-
-def label_counts(data: Data, num_classes: int) -> Tensor:
-    """How many examples there are of each class, (C,)."""
-    return torch.bincount(data.labels, minlength=num_classes)
-
-
-def _sizes(wanted: list[int], available: list[int]) -> list[int]:
-    """round(s p_c), halves up, for the largest whole s that `available` allows; in whole numbers, which do not round.
-
-    With p_c = w_c / n, round(s p_c) is ⌊(2 s w_c + n) / 2n⌋. It is at most a_c if 2 s w_c + n < 2n (a_c + 1), that is
-    if s ≤ ⌊(n (2 a_c + 1) − 1) / 2 w_c⌋.
-    """
-    wanted = [w if a else 0 for w, a in zip(wanted, available, strict=True)]
-    n = sum(wanted)
-    if n == 0:
-        return wanted
-    s = min((n * (2 * a + 1) - 1) // (2 * w) for w, a in zip(wanted, available, strict=True) if w)
-    return [(2 * s * w + n) // (2 * n) if w else 0 for w in wanted]

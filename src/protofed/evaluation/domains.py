@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from protofed.data import Data
+from protofed.errors import RunFailed
 from protofed.evaluation.metrics import top1
 from protofed.method import ClientId, Total
 from protofed.networks import Networks
@@ -87,4 +88,8 @@ def confusions(federation: Federation, models: Sequence[Looking]) -> list[Tensor
     transform, statistic = federation.task.transform, federation.method.confusion
     seed = derive_seed(federation.training.seed, "evaluate")
     found = federation.runtime.answers([Total(*model, transform, seed, statistic) for model in models])
+    for matrices in found:
+        if matrices.dim() != 3 or matrices.shape[-2] != matrices.shape[-1]:
+            where = f"{type(federation.method).__name__}.confusion"
+            raise RunFailed(f"{where} gave numbers of shape {tuple(matrices.shape)}, not (1 + parts, classes, classes)")
     return list(torch.split(torch.cat(found).double().cpu(), [len(matrices) for matrices in found]))

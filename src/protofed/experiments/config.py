@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from math import isnan
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -36,7 +37,7 @@ from protofed.experiments.sections import (
     shown,
     written,
 )
-from protofed.experiments.toml import Place, Table, document, overlap, overridden, section_text
+from protofed.experiments.toml import DEEPEST, Place, Table, document, overlap, overridden, section_text
 from protofed.method import Method, Task
 from protofed.methods import METHODS, bases_of
 from protofed.optim import OPTIMIZERS
@@ -338,18 +339,23 @@ def _table(registry: Mapping[str, type], instance: Any) -> dict[str, Any]:
     for name, value in values.items():
         if not _can_be_recorded(value):
             raise BadInput(
-                f"{type(instance).__name__}.{name} is {shown(value)}, which a run cannot record: settings are numbers, "
-                "strings, booleans, lists or tuples of these, dicts from strings to these, or None"
+                f"{type(instance).__name__}.{name} is {shown(value)}, which a run cannot record: settings are plain "
+                "numbers, strings, booleans, lists or tuples of these, dicts from strings to these, or None"
             )
     return {"name": _name(registry, instance), **values}
 
 
-def _can_be_recorded(value: Any) -> bool:
-    match value:
-        case None | bool() | int() | float() | str():
-            return True
-        case list() | tuple():
-            return all(_can_be_recorded(item) and not isinstance(item, dict | None) for item in value)
-        case dict():
-            return all(isinstance(key, str) and _can_be_recorded(item) for key, item in value.items())
-    return False
+def _can_be_recorded(value: Any, depth: int = 0) -> bool:
+    """Whether it can be written as TOML and read again as the same; what only behaves like a number or a string, as
+    numpy's do, cannot."""
+    if type(value) in (list, tuple) and depth < DEEPEST // 2:
+        return all(_can_be_recorded(item, depth + 1) and type(item) not in (dict, type(None)) for item in value)
+    if type(value) is dict and depth < DEEPEST // 2:
+        return all(_is_text(key) and _can_be_recorded(item, depth + 1) for key, item in value.items())
+    is_small = type(value) is int and -(2**63) <= value < 2**63
+    is_number = type(value) is float and not isnan(value)
+    return value is None or type(value) is bool or is_small or is_number or _is_text(value)
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and not any("\ud800" <= letter <= "\udfff" for letter in value)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from protofed.evaluation.clients import is_testable
+from protofed.evaluation.local_tests import is_testable
 from protofed.experiments.sections import Problem
 from protofed.method import Method, Task, objections
 from protofed.runtimes.federation import Training

@@ -151,7 +151,7 @@ def overlap(one: Key, other: Key) -> bool:
 def section_text(name: str, table: Table) -> str:
     known = {key: value for key, value in table.items() if value is not None}
     plain = [f"{_toml_key(key)} = {_toml_value(v)}" for key, v in known.items() if not isinstance(v, Mapping)]
-    nested = [section_text(f"{name}.{key}", v) for key, v in table.items() if isinstance(v, Mapping)]
+    nested = [section_text(f"{name}.{_toml_key(key)}", v) for key, v in table.items() if isinstance(v, Mapping)]
     return "\n".join([f"[{name}]", *plain, "", *nested])
 
 

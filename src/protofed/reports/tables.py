@@ -101,7 +101,7 @@ def domain_sheet(rows: Sequence[Row], domains: Sequence[str]) -> Sheet:
     header = ["method", *domains, "AVG", "Δ", *["own"] * len(own)]
     lines = []
     for row in rows:
-        lines.append([row.name, *map(row.cell, columns), _gain(row, rows), *map(row.cell, own)])
+        lines.append([row.name, *map(row.cell, columns), _gain(row, rows, domains), *map(row.cell, own)])
         if row.published and row.published.keys() & set(columns):
             lines.append([f"*{row.label}, published*", *_published(row, columns), "", *[""] * len(own)])
     return Sheet(header, lines)
@@ -145,10 +145,12 @@ def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
     return Sheet(header, lines)
 
 
-def _gain(row: Row, rows: Sequence[Row]) -> str:
-    """Δ: points of the average above FedAvg's."""
+def _gain(row: Row, rows: Sequence[Row], domains: Sequence[str]) -> str:
+    """Δ: points of the average above FedAvg's; a dash if theirs are averages over other domains."""
     reference = next((r for r in rows if r.is_reference and r.seeds), None)
     if reference is None or row is reference or not row.seeds:
+        return "–"
+    if any(bool(row.values(domain)) != bool(reference.values(domain)) for domain in domains):
         return "–"
     return f"{100 * (row.mean('average') - reference.mean('average')):+.1f}"
 

@@ -5,7 +5,7 @@ are shared for as long as nobody writes to them. What goes to a client and what 
 sides see, and the pipe between them carries names and shapes only. Forking, and memory without a name, which is gone
 when its last user is, are why this runtime needs Linux.
 
-A process that dies is replaced when the next client needs one; the client that it worked for has failed in that round.
+A process that dies is replaced; the client that it worked for has failed in that round.
 """
 
 import mmap
@@ -68,9 +68,9 @@ class Workers:
         known = self._federation
         if known is None or known.method is not federation.method or known.task is not federation.task:
             self.close()
-            self._federation = federation
             keep_freed_memory()
-            self._idle = [self._new() for _ in range(self._size)]
+        self._federation = federation
+        self._fill_up()
         return nullcontext()
 
     def close(self) -> None:
@@ -123,9 +123,13 @@ class Workers:
             while busy or (waiting and self._idle):
                 while waiting and self._idle:
                     worker, i = self._ready(), waiting.pop()
-                    worker.send(*orders[i])
+                    try:
+                        worker.send(*orders[i])
+                    except RunFailed:  # it cannot be sent
+                        self._idle.append(worker)
+                        continue
                     busy[worker.connection] = i, worker
-                for connection in wait(list(busy)):
+                for connection in wait(list(busy)) if busy else ():
                     i, worker = busy.pop(connection)
                     answer = worker.received()
                     self._idle.append(worker)
@@ -150,9 +154,10 @@ class Workers:
         for i, request in enumerate(requests):
             data, statistic = request.data, getattr(request, "statistic", None)
             client, store = owners[id(request.networks)], stores.get((id(data.x), id(data.y)))
-            is_methods = getattr(statistic, "__self__", None) is method and request.transform is task.transform
-            if client is not None and store is not None and is_methods and isinstance(request, Total):
-                question = _Question(client, store, request.statistic.__name__, request.seed)
+            name = getattr(statistic, "__name__", "")
+            is_known = getattr(method, name, None) == statistic and request.transform is task.transform
+            if client is not None and store is not None and is_known and isinstance(request, Total):
+                question = _Question(client, store, name, request.seed)
                 yield i, (question, (request.params, request.context, data.index))
 
     @staticmethod
@@ -168,6 +173,11 @@ class Workers:
         worker = self._ready()
         worker.begin(job)
         busy[worker.connection] = worker
+
+    def _fill_up(self) -> None:
+        """As many processes as there should be, if some died or were ended."""
+        alive = [worker for worker in self._workers if worker.is_alive]
+        self._idle += [self._new() for _ in range(self._size - len(alive))]
 
     def _ready(self) -> "_Worker":
         while self._idle:
@@ -376,9 +386,9 @@ class _Question:
 
     def done(self, federation: "Federation", params: Params, context: tuple[Tree, ...], index: Tensor) -> Tree:
         task, (kind, name) = federation.task, self.store
-        data = replace(getattr(task, kind)[name], index=index)
-        networks, statistic = federation.networks_of(self.client), getattr(federation.method, self.statistic)
         try:
+            data = replace(getattr(task, kind)[name], index=index)
+            networks, statistic = federation.networks_of(self.client), getattr(federation.method, self.statistic)
             return Sequential().answer(Total(networks, params, context, data, task.transform, self.seed, statistic))
         except Exception as error:  # whoever asked will find out for itself
             return failure_of(self.client, error)

@@ -187,8 +187,8 @@ def alike(train_labels: Mapping[str, Tensor], test_labels: Tensor, seed: int) ->
     """A test set divided among clients as the training rows are: of each class, in proportion to theirs of that class.
 
     The parts are disjoint, and complete but for classes that no client has; largest remainders decide on the odd rows.
-    This is pFedCSPC's division. `evaluation.clients.local_test` differs: it gives each client the largest set with its
-    own label proportions, and so the same row to many clients.
+    This is pFedCSPC's division. `evaluation.local_tests.local_test` differs: it gives each client the largest set with
+    its own label proportions, and so the same row to many clients.
     """
     classes, names = _classes(test_labels), sorted(train_labels)
     if not names:
