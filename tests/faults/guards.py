@@ -894,7 +894,7 @@ GUARDS = (
         "experiments/toml.py",
         "if facts.st_size > MOST_BYTES or len(content) > MOST_BYTES:",
         "if False:",
-        "tests/faults/test_config_faults.py -k 1_mb",
+        "tests/faults/test_config_faults.py -k half_a_megabyte",
     ),
     Guard(
         "a setting is set once",
