@@ -55,19 +55,19 @@ class Judge:
         self._federation = federation
         self._homes: dict[ClientId, _Home] = {}
         self._waiting: dict[ClientId, _Waiting] = {}
-        self._held: dict[int, int] = {}
-        """The bytes of what waits, by where it lies: much of it is common to all clients."""
-        self._num_held = 0
+        self._places: set[int] = set()
+        """Where what waits lies in memory: much of it is common to all clients, and counts once."""
+        self._num_bytes = 0
         self._judged: dict[ClientId, Judged] = {}
 
     def __call__(self, client: ClientId, message: Tree, reply: Reply[Any, Any]) -> None:
         params = self._federation.method.trained_weights(reply.upload, reply.memory)
         self._waiting[client] = _Waiting(params, message, reply.memory)
         for leaf in self._waiting[client].leaves:
-            if leaf.data_ptr() not in self._held:
-                self._held[leaf.data_ptr()] = leaf.nbytes
-                self._num_held += leaf.nbytes
-        if self._num_held * len(self._federation.task.tests) > HELD:
+            if leaf.data_ptr() not in self._places:
+                self._places.add(leaf.data_ptr())
+                self._num_bytes += leaf.nbytes
+        if self._num_bytes * len(self._federation.task.tests) > HELD:
             self._look()
 
     def judged(self) -> dict[ClientId, Judged]:
@@ -95,8 +95,8 @@ class Judge:
             everywhere, at_home = torch.stack(tested).sum(0)
             self._judged[client] = Judged(everywhere, at_home + sum(matrix for (matrix,) in apart), home.counts)
         self._waiting.clear()
-        self._held.clear()
-        self._num_held = 0
+        self._places.clear()
+        self._num_bytes = 0
 
     def _home(self, client: ClientId) -> "_Home":
         """Where a client is at home; found out once."""
