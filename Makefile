@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test test-all check format lint types clean
+.PHONY: install demo test test-all golden check format lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer (set PYTHON=...)")'
@@ -23,6 +23,10 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/pytest -n auto --dist loadfile -m 'slow or not slow'
+
+# Records tests/golden anew, at a commit whose numbers are right.
+golden: $(READY)
+	cd tests && PYTHONPATH=../src:. ../$(BIN)/python -m golden.record
 
 format: $(READY)
 	$(BIN)/ruff format .
