@@ -29,16 +29,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from protofed.data import Data, Transform
-from protofed.evaluation.domains import evaluate
-from protofed.experiments.folder import commit
-from protofed.method import Task
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.data.transforms import Transform
+from protofed.engine.federation import Federation, Training
+from protofed.evaluation.evaluate import evaluate
 from protofed.methods import METHODS
-from protofed.networks import Precision
-from protofed.optim import Sgd
-from protofed.runtimes import executors
-from protofed.runtimes.cohort import Cohort
-from protofed.runtimes.federation import Federation, Training
+from protofed.nn.precision import Precision
+from protofed.optim.optimizers import Sgd
+from protofed.runs.store.folder import commit
+from protofed.runtimes.cohort.cohort import Cohort, executors
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks.models import conv2, lenet_projected, resnet10
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from protofed.sources import DATASETS
-from protofed.sources.cache import load
-from protofed.sources.files import folders
+from protofed.datasets import DATASETS
+from protofed.datasets.cache import load
+from protofed.datasets.files import folders
 
 
 def measured(name: str) -> str:

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofed.data import Data
-from protofed.method import Task
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.engine.federation import Federation, Training
 from protofed.methods import METHODS
-from protofed.networks import Parts
-from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, Training
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Sgd
 
 CLIENTS, EXAMPLES, EPOCHS, REPEATS = 4, 640, 2, 9
 

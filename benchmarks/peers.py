@@ -150,11 +150,11 @@ def plain(work: Work, tick: Tick) -> list[Tensor]:
 
 
 def protofed(work: Work, tick: Tick, processes: int = 1) -> list[Tensor]:
-    from protofed.data import Data
-    from protofed.method import Task
+    from protofed.api.task import Task
+    from protofed.data.batches import Data
+    from protofed.engine.federation import Federation, Training
     from protofed.methods.fedavg import FedAvg
-    from protofed.optim import Sgd
-    from protofed.runtimes.federation import Federation, Training
+    from protofed.optim.optimizers import Sgd
     from protofed.runtimes.sequential import Sequential
 
     runtime: Any = Sequential()
@@ -491,7 +491,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    from protofed.experiments.folder import environment
+    from protofed.runs.store.folder import environment
 
     chosen = arguments()
     work = Work(**{size.name: getattr(chosen, size.name) for size in fields(Work)})

@@ -21,18 +21,19 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from protofed.data import Data
-from protofed.experiments.checkpoint import write_atomically
-from protofed.experiments.folder import environment
-from protofed.method import Objective, Task
+from protofed.api.requests import Objective
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.engine.federation import Federation, Training
 from protofed.methods.pfedcspc import HEAD, PFedCSPC
-from protofed.networks import Parts
-from protofed.optim import Sgd
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Sgd
 from protofed.prototypes import calibration
 from protofed.prototypes.class_means import Prototypes, mean_over_owners, no_prototypes
-from protofed.prototypes.clustering import finch
+from protofed.prototypes.finch import finch
 from protofed.prototypes.kmeans import kmeans, partitioned
-from protofed.runtimes.federation import Federation, Training
+from protofed.runs.store.checkpoint import write_atomically
+from protofed.runs.store.folder import environment
 from protofed.tasks.models import resnet10
 from protofed.tree import Mean, Params
 
@@ -140,7 +141,7 @@ def calibration_steps(row: Row) -> Work:
     drawn = calibration.drawn_partners(pool, method.augmentations, torch.Generator().manual_seed(0))
     some = torch.randperm(len(pool.label), generator=torch.Generator().manual_seed(0))[: STEPS * calibration.BATCH]
     task = Task({"one": Data.of(pool.mean[:1], pool.label[:1])}, {}, row.classes, parts)
-    central = Federation(method, task, Training()).central(0, "round")
+    central = Federation(method, task, Training()).server_context(0, "round")
     return lambda: central.fit(
         Objective(method.calibration_loss, trains=HEAD),
         params=central.initial_params(),

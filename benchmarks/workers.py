@@ -12,11 +12,11 @@ import torch
 
 from overhead import parts
 from protofed import tree
-from protofed.data import Data
-from protofed.method import Task
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.engine.federation import Federation, Training
 from protofed.methods import METHODS
-from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, Training
+from protofed.optim.optimizers import Sgd
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from doubles import tiny
-from protofed.method import Task
+from protofed.api.task import Task
 
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
 

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from protofed.data import Data
-from protofed.method import ClientId, Reply, Task
-from protofed.networks import Parts
-from protofed.runtimes.jobs import Failure, Job, Reason
+from protofed.api.contexts import Reply
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
+from protofed.nn.networks import Parts
+from protofed.runtimes.base import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree, named_leaves
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from protofed.sources.examples import Examples
+from protofed.datasets.examples import Examples
 
 
 def made_up(count: int, channels: int, classes: int, side: int) -> Examples:

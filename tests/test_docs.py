@@ -18,11 +18,11 @@ from PIL import Image
 
 import protofed
 from methods.conformance import CHECKS
-from protofed.experiments import config
-from protofed.experiments.describe import settings_of
-from protofed.method import Method
+from protofed.api.describe import settings_of
+from protofed.api.method import Method
+from protofed.inspection import inspect
 from protofed.methods import METHODS
-from protofed.reports.inspection import inspect
+from protofed.runs.config import config
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "methods"

@@ -12,14 +12,15 @@ SOURCE = Path(__file__).parent.parent / "src"
 
 LAYERS = [
     {"tree"},
-    {"networks", "quickening", "data", "optim"},
-    {"method"},
-    {"prototypes", "methods", "sources"},
-    {"runtimes", "tasks"},
+    {"nn", "data", "optim"},
+    {"api"},
+    {"prototypes", "methods", "datasets", "transforms"},
+    {"runtimes", "engine", "tasks"},
     {"evaluation"},
-    {"experiments"},
-    {"reports"},
-    {"cli", "__main__"},
+    {"testing"},
+    {"runs"},
+    {"reports", "inspection"},
+    {"cli"},
 ]
 FREE = {"errors", "seeds", "version", "wire"}
 """What every layer may import."""
@@ -75,7 +76,7 @@ def test_a_module_imports_from_its_own_and_earlier_layers_only(path: Path) -> No
 
 
 def test_the_rule_sees_the_imports_there_are() -> None:
-    assert own_imports(SOURCE / "protofed/method.py") >= {"data", "networks", "optim", "tree", "seeds"}
+    assert own_imports(SOURCE / "protofed/api/contexts.py") >= {"data", "nn", "optim", "tree", "seeds"}
     assert own_imports(SOURCE / "protofed/wire.py") == {"tree"}
 
 
@@ -102,7 +103,7 @@ ALLOWED = {
         {"import multiprocessing"},
         "a pipe between a process and its own fork, open to nobody else",
     ),
-    "experiments/sweep.py": (
+    "runs/sweep.py": (
         {"import multiprocessing", "concurrent.futures.ProcessPoolExecutor"},
         "a pipe between a process and those that it started itself, open to nobody else",
     ),

@@ -1,10 +1,12 @@
 """Federated learning with prototypes, on PyTorch."""
 
-from protofed.data import Batch, Data, Transform
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import Method
+from protofed.api.requests import Objective
+from protofed.api.task import Task
+from protofed.data.batches import Batch, Data
+from protofed.data.transforms import Transform
 from protofed.errors import BadInput, RunFailed
-from protofed.experiments.api import run
-from protofed.experiments.run import Result
-from protofed.method import Local, Method, Objective, Reply, Task
 from protofed.methods import METHODS
 from protofed.methods.averaging import Averaging
 from protofed.methods.ccvr import CCVR
@@ -46,9 +48,11 @@ from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.methods.pfedcspc import PFedCSPC
 from protofed.methods.scaffold import Scaffold
-from protofed.networks import Model
-from protofed.optim import Adam, Asam, Sam, Sgd
-from protofed.runtimes.settings import RuntimeSettings
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Adam, Asam, Sam, Sgd
+from protofed.runs.run import run
+from protofed.runs.runner import Result
+from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS
 from protofed.tree import record
 from protofed.version import __version__
@@ -66,6 +70,7 @@ __all__ = [
     "Averaging",
     "BadInput",
     "Batch",
+    "ClientContext",
     "Data",
     "Ditto",
     "FedALA",
@@ -97,7 +102,6 @@ __all__ = [
     "FedSeProto",
     "FedSoup",
     "LGFed",
-    "Local",
     "LocalOnly",
     "Method",
     "Model",

@@ -105,15 +105,16 @@ class Mean:
         named = named_leaves(tree)
         if self._like is None:
             self._like = map(lambda leaf: leaf.new_empty(0), tree)  # structure and dtypes, without the tensors
+            # guard: float64-sums
             self._sums = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in named.items()}
         if named.keys() != self._sums.keys():
             raise ValueError("the mean of trees that have different leaves")
         if named:
             torch._foreach_add_([self._sums[name] for name in named], list(named.values()), alpha=weight)  # in float64
-        self._weight += weight
+        self._weight += weight  # guard: renormalisation-over-those-replied
 
     def value(self) -> Tree:
-        if self._weight <= 0:
+        if self._weight <= 0:  # guard: mean-no-weight-abandons-round
             raise RoundAbandoned("there is no mean: nothing was added to it, or only at weight 0")
         means = {name: total / self._weight for name, total in self._sums.items()}
         likes = named_leaves(self._like)

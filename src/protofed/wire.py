@@ -66,6 +66,7 @@ def encode(value: tree.Tree) -> bytes:
 
 def decode(data: bytes, like: T) -> T:
     size, most = _header_size(data), _header_room(like)
+    # guard: header-file-bounded
     if size > most:  # before a million names are read that nobody expects
         raise WireError(f"not the expected tree: its header says {size} bytes, and at most {most} are needed")
     return from_arrays(decode_arrays(data), like)
@@ -85,7 +86,7 @@ def header(data: bytes) -> dict[str, Any]:
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = dict(pairs)
-        if len(names) != len(pairs):
+        if len(names) != len(pairs):  # guard: no-name-twice-file
             raise WireError("not a safetensors file of ours: a name appears twice")
         return names
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from experiment_doubles import small_experiment
 from protofed import METHODS, Data, Task
+from protofed.engine.federation import Federation, Training
+from protofed.engine.state import State
 from protofed.errors import BadInput
 from protofed.evaluation.auc import area, client_areas, evaluate_areas
-from protofed.networks import Model, Parts
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.state import State
+from protofed.nn.networks import Model, Parts
+from run_doubles import small_experiment
 
 NEAR = 1e-3
 """Scores that are equal in one batch may differ in their last bits in another, which moves a few pairs of thousands."""

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from protofed.data import Data
-from protofed.method import Central, ClientId, Local, Reply, Task
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
+from protofed.engine.state import State
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.prototypes.class_means import PrototypeMode, Prototypes, mean_over_counts
-from protofed.runtimes.state import State
 from protofed.tree import record
 
 CLASSES = 8
@@ -49,11 +50,11 @@ class Census(PrototypeSharing[Prototypes]):
         mean = torch.zeros(num_classes, len(self.clients), dtype=torch.float64)
         return Prototypes(mean, torch.zeros(num_classes, dtype=torch.float64))
 
-    def init_server(self, central: Central) -> WeightsAndPrototypes[Prototypes]:
+    def init_server(self, central: ServerContext) -> WeightsAndPrototypes[Prototypes]:
         nobody = torch.zeros(len(self.clients), dtype=torch.float64)
         return WeightsAndPrototypes({"who": nobody}, self.no_prototypes(CLASSES, 0))
 
-    def upload_like(self, server: WeightsAndPrototypes[Prototypes], central: Central) -> PrototypeUpload:
+    def upload_spec(self, server: WeightsAndPrototypes[Prototypes], central: ServerContext) -> PrototypeUpload:
         return PrototypeUpload(server.params, server.prototypes, torch.tensor(0))
 
     def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
@@ -62,11 +63,11 @@ class Census(PrototypeSharing[Prototypes]):
     def prototype_loss(self, z: Any, batch: Any, known: Any) -> Any:
         raise AssertionError("the census does not train")
 
-    def init_memory(self, local: Local, message: Any) -> Any:
+    def init_memory(self, local: ClientContext, message: Any) -> Any:
         return Visits(torch.tensor(0))
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
-        own = one_hot(local.client, self.clients)
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
+        own = one_hot(local.id, self.clients)
         count = torch.bincount(local.data.labels, minlength=CLASSES).double()
         prototypes = Prototypes((count > 0).double()[:, None] * own, count)
         return Reply(PrototypeUpload({"who": own}, prototypes, local.num_examples), Visits(memory.number + 1))

@@ -17,10 +17,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from protofed import wire
-from protofed.experiments import checkpoint
-from protofed.experiments.checkpoint import Checkpoint
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, Silent, execute
+from protofed.runs.runner import Experiment, Silent, execute
+from protofed.runs.store import checkpoint
+from protofed.runs.store.checkpoint import Checkpoint
+from protofed.runs.store.folder import RunFolder
 
 Work = Callable[[], object]
 

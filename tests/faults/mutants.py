@@ -1,18 +1,21 @@
 """Every guard, taken away in turn: for each of them a test must fail.
 
     python tests/faults/mutants.py            all of them, with a table
-    python tests/faults/mutants.py lock sort  those whose names hold one of these words
+    python tests/faults/mutants.py lock sort  those whose ids hold one of these words
 
-The source is copied, one text in it is replaced, and the tests that are named for it are run on the copy. A guard that
-no test misses is an error, and so is a text that is no longer in the source, or a word that names no test.
+The source is copied, the lines marked `# guard: id` are changed as guards.py says, and the tests that are named for the
+guard run on the copy. A guard that no test misses is an error. So are a guard without a mark, a mark without a
+guard, and a word that names no test.
 """
 
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -24,8 +27,63 @@ SECONDS = 120
 """What takes longer hangs without its guard."""
 
 
-def text_of(guard: Guard, source: Path = ROOT / "src") -> str:
-    return (source / "protofed" / guard.file).read_text(encoding="utf-8")
+MARK = re.compile(r"# guard: (?P<ids>[a-z0-9-]+(?:, [a-z0-9-]+)*)$")
+
+
+@dataclass(frozen=True)
+class Marked:
+    """The lines of a file that have one guard's mark."""
+
+    path: Path
+    lines: tuple[int, ...]
+
+
+def marks(source: Path = ROOT / "src") -> dict[str, Marked]:
+    """The marked lines of every guard. A mark on a line of its own is the next line's."""
+    found: dict[str, Marked] = {}
+    for path in sorted(source.rglob("*.py")):
+        text = path.read_text(encoding="utf-8").split("\n")
+        for number, line in enumerate(text):
+            for name in _ids(line):
+                place = _guarded(text, number)
+                before = found.get(name, Marked(path, ()))
+                assert before.path == path, f"{name} is marked in {before.path} and in {path}"
+                found[name] = Marked(path, (*before.lines, place))
+    return found
+
+
+def _ids(line: str) -> list[str]:
+    mark = MARK.search(line)
+    return mark["ids"].split(", ") if mark else []
+
+
+def _guarded(text: list[str], number: int) -> int:
+    """The line that a mark is about."""
+    while text[number].lstrip().startswith("#"):
+        number += 1
+    return number
+
+
+def changed(guard: Guard, text: list[str], lines: tuple[int, ...]) -> list[str]:
+    """The text without the guard."""
+    first, last = lines[0], lines[-1]
+    marked = text[first : last + 1]
+    indent = marked[0][: len(marked[0]) - len(marked[0].lstrip())]
+
+    def written(new: str) -> list[str]:
+        return [indent + line for line in new.split("\n")] if new else []
+
+    if guard.swap:
+        old, new = guard.swap
+        code = MARK.sub("", marked[0])
+        assert len(lines) == 1, f"{guard.id}: a swap is for one line"
+        assert code.count(old) == 1, f"{guard.id}: {old!r} is {code.count(old)} times in the marked line"
+        marked = [code.replace(old, new)]
+    elif guard.before or guard.after:
+        marked = [*written(guard.before), *marked, *written(guard.after)]
+    else:
+        marked = written(guard.new)
+    return [*text[:first], *marked, *text[last + 1 :]]
 
 
 def is_missed(guard: Guard) -> bool:
@@ -33,9 +91,9 @@ def is_missed(guard: Guard) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "src"
         shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        text = text_of(guard, copy)
-        assert text.count(guard.old) == 1, f"{guard.name}: its text is {text.count(guard.old)} times in {guard.file}"
-        (copy / "protofed" / guard.file).write_text(text.replace(guard.old, guard.new), encoding="utf-8")
+        place = marks(copy)[guard.id]
+        text = changed(guard, place.path.read_text(encoding="utf-8").split("\n"), place.lines)
+        place.path.write_text("\n".join(text), encoding="utf-8")
         return _fails(copy, shlex.split(guard.tests))
 
 
@@ -53,16 +111,16 @@ def _fails(source: Path, tests: list[str]) -> bool:
 
 def main() -> int:
     wanted = sys.argv[1:]
-    chosen = [guard for guard in GUARDS if not wanted or any(word in guard.name for word in wanted)]
+    chosen = [guard for guard in GUARDS if not wanted or any(word in guard.id for word in wanted)]
     survived = 0
-    print("| guard | where | tests that miss it | |\n| --- | --- | --- | --- |")
+    print("| guard | what | tests that miss it | |\n| --- | --- | --- | --- |")
     for guard in chosen:
         begin = time.perf_counter()
         is_good = is_missed(guard)
         survived += not is_good
         verdict = "missed" if is_good else "**NOT MISSED**"
         seconds = time.perf_counter() - begin
-        print(f"| {guard.name} | {guard.file} | `{guard.tests}` | {verdict}, {seconds:.0f} s |", flush=True)
+        print(f"| {guard.id} | {guard.what} | `{guard.tests}` | {verdict}, {seconds:.0f} s |", flush=True)
     print(f"{len(chosen) - survived} of {len(chosen)} guards are missed when they are gone")
     return 1 if survived else 0
 

@@ -1,4 +1,4 @@
-"""A stand-in for the `os` of `protofed.experiments.disk`: steps of a save are counted and written down, and any of them
+"""A stand-in for the `os` of `protofed.runs.store.disk`: steps of a save are counted and written down, and any of them
 can be made to fail."""
 
 import os

@@ -16,19 +16,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiment_doubles import small_task
 from protofed import BadInput, Data
-from protofed.cli import main
-from protofed.experiments import comparison, config
-from protofed.experiments.config import Config, EvaluationSettings
-from protofed.experiments.lines import Key, Lines
-from protofed.experiments.sections import field_names
-from protofed.experiments.toml import MOST_BYTES, document
+from protofed.cli.app import main
+from protofed.engine.federation import Training
 from protofed.methods import METHODS, bases_of
-from protofed.optim import OPTIMIZERS
-from protofed.runtimes.federation import Training
-from protofed.runtimes.settings import RuntimeSettings
+from protofed.optim.optimizers import OPTIMIZERS
+from protofed.runs import compare
+from protofed.runs.config import config
+from protofed.runs.config.config import Config, EvaluationSettings
+from protofed.runs.config.schema import field_names
+from protofed.runs.config.toml import MOST_BYTES, document
+from protofed.runs.config.toml_locations import Key, Lines
+from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS
+from run_doubles import small_task
 
 PLAIN = '[task]\nname = "minidigits"\n[method]\nname = "fedavg"\n'
 
@@ -456,7 +457,7 @@ def test_a_file_of_half_a_megabyte_is_read_and_a_longer_one_is_not() -> None:
     Path("some.toml").write_text(PLAIN + "#" * (MOST_BYTES - len(PLAIN)))
     assert config.load(Path("some.toml")).training.rounds == 20
     Path("some.toml").write_text(PLAIN + "#" * (MOST_BYTES - len(PLAIN) + 1))
-    for load in (config.load, comparison.load):
+    for load in (config.load, compare.load):
         with pytest.raises(BadInput, match=r"some\.toml: is larger than 500000 bytes"):
             load(Path("some.toml"))
 
@@ -493,10 +494,11 @@ JUDGE = """
 import json, resource, sys, time
 from pathlib import Path
 from protofed.errors import BadInput
-from protofed.experiments import comparison, config
+from protofed.runs import compare
+from protofed.runs.config import config
 grown = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, said = grown(), {}
-for load in (config.load, comparison.load):
+for load in (config.load, compare.load):
     for name in sys.argv[1:]:
         start = time.process_time()
         try:
@@ -536,12 +538,12 @@ def test_hostile_files_are_refused_in_a_second_and_little_memory(tmp_path: Path)
     )
     said, megabytes, is_imported = json.loads(answer.stdout)
     for name, part in expected.items():
-        message, _ = said[f"protofed.experiments.config {name}"]
+        message, _ = said[f"protofed.runs.config.config {name}"]
         assert part in message, (name, message[:300])
         assert name in message
         assert len(message) < 50_000, "a message is to be read"
         for module in ("config", "comparison"):
-            _, seconds = said[f"protofed.experiments.{module} {name}"]
+            _, seconds = said[f"protofed.runs.{module} {name}"]
             assert seconds <= 1, (name, seconds)
     assert megabytes <= 200
     assert not is_imported
@@ -702,7 +704,7 @@ def test_contradictions_are_all_said_at_once_and_nothing_is_written(
 
 def test_the_command_itself_ends_with_2() -> None:
     Path("experiment.toml").write_text(CONTRADICTIONS["ranges"][0])
-    words = [sys.executable, "-m", "protofed.cli", "run", "experiment.toml", "--out", "out"]
+    words = [sys.executable, "-m", "protofed.cli.app", "run", "experiment.toml", "--out", "out"]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 2, ended.stderr
     assert not Path("out").exists()

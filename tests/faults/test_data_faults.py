@@ -19,17 +19,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from protofed.datasets import cache, files, folders, formats, images, syn, tabular
+from protofed.datasets.cifar import read_cifar10
+from protofed.datasets.digits import read_idx, read_svhn, read_usps
+from protofed.datasets.examples import Dataset, Examples, Split
+from protofed.datasets.files import Publication
+from protofed.datasets.folders import FoodFolders, TinyFolders
+from protofed.datasets.syn import MnistMFiles
+from protofed.engine.federation import Federation, Training
 from protofed.errors import BadInput
 from protofed.methods import METHODS
-from protofed.runtimes.federation import Federation, Training
-from protofed.sources import cache, files, folders, formats, images, syn, tabular
-from protofed.sources.cifar import read_cifar10
-from protofed.sources.digits import read_idx, read_svhn, read_usps
-from protofed.sources.examples import Dataset, Examples, Split
-from protofed.sources.files import Publication
-from protofed.sources.folders import FoodFolders, TinyFolders
-from protofed.sources.syn import MnistMFiles
-from protofed.tasks.own import Own
+from protofed.tasks.custom import Own
 
 GET = "Get it again."
 
@@ -228,7 +228,7 @@ import json, sys
 from pathlib import Path
 from protofed import wire
 from protofed.errors import BadInput
-from protofed.sources import files, formats, images, tabular
+from protofed.datasets import files, formats, images, tabular
 import pyarrow.parquet, torch
 
 def peak():

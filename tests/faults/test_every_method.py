@@ -19,13 +19,15 @@ import torch
 
 from faults.wires import Scripted, Wired
 from methods.conformance import assert_finite, assert_same, federation, fingerprint, usual, whole
+from protofed.api.contexts import Reply
+from protofed.api.method import Method
+from protofed.api.task import ClientId
+from protofed.engine.state import State
 from protofed.errors import RunFailed
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, execute
-from protofed.method import ClientId, Method, Reply
 from protofed.methods import METHODS
-from protofed.runtimes.jobs import Failure, Reason
-from protofed.runtimes.state import State
+from protofed.runs.runner import Experiment, execute
+from protofed.runs.store.folder import RunFolder
+from protofed.runtimes.base import Failure, Reason
 from protofed.tree import Tree, named_leaves, with_leaves
 
 SENDS_NOTHING = {"local"}

@@ -24,11 +24,11 @@ import torch
 from PIL import Image
 
 from protofed import wire
+from protofed.datasets import cache, formats, images, parquet_pages, tabular
+from protofed.datasets.examples import Dataset, Examples, Split
+from protofed.datasets.hub import hub_split
+from protofed.datasets.parquet_pages import unfolded_bytes
 from protofed.errors import BadInput
-from protofed.sources import cache, formats, images, parquet_pages, tabular
-from protofed.sources.examples import Dataset, Examples, Split
-from protofed.sources.hub import hub_split
-from protofed.sources.parquet_pages import unfolded_bytes
 from protofed.wire import WireError
 
 SECONDS = 1.0
@@ -419,7 +419,7 @@ def test_a_crafted_table_of_datasets_is_refused_and_does_not_end_the_process(tmp
         beyond = struct.pack("<5i", 0, len(image), 2 * len(image), 2**31 - 1000, 2**31 - 1)
         path.write_bytes(content.replace(offsets, beyond))
     # In a process of its own, which such offsets end where nobody looks at them first.
-    code = "import sys; from protofed.sources.hub import hub_split; hub_split(sys.argv[1], 'image', 'label', None, 8)"
+    code = "import sys; from protofed.datasets.hub import hub_split; hub_split(sys.argv[1], 'image', 'label', None, 8)"
     words = [sys.executable, "-c", code, f"hf:{tmp_path / 'set'}"]
     same_modules = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=same_modules)

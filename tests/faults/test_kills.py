@@ -18,14 +18,15 @@ from shutil import copytree
 
 import pytest
 
-from experiment_doubles import small_experiment
 from faults.kills import Acknowledged, ended, fingerprint, folder_in_memory, forked, run_killed_after
 from faults.shim import Shim, kills
-from protofed import BadInput, cli
-from protofed.experiments import checkpoint, disk
-from protofed.experiments import config as configuration
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, execute
+from protofed import BadInput
+from protofed.cli import app
+from protofed.runs.config import config as configuration
+from protofed.runs.runner import Experiment, execute
+from protofed.runs.store import checkpoint, disk
+from protofed.runs.store.folder import RunFolder
+from run_doubles import small_experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -237,8 +238,8 @@ def test_a_signal_is_heard_whatever_it_interrupts(monkeypatch: pytest.MonkeyPatc
     def half_way(*words: object, **more: object) -> None:
         raise ImportError("cannot import name 'EMOJI' from partially initialized module")
 
-    monkeypatch.setattr(cli.err, "print", half_way)
-    with cli._stop_signal("resume", GRACE) as stop:
+    monkeypatch.setattr(app.err, "print", half_way)
+    with app._stop_signal("resume", GRACE) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.is_asked()
 
@@ -267,7 +268,7 @@ class Command:
             words = ["run", self.experiment, "--folder", self.folder.path, "--resume", *self.options]
             sys.argv = ["protofed", *map(str, words)]
             os.write(told, b"x")
-            cli.main()
+            app.main()
 
         child = forked(work)
         os.close(told)

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from experiment_doubles import small_experiment, small_task
 from faults.kills import fingerprint, folder_in_memory, in_own_process
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, Round, Silent, execute
-from protofed.method import Local, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.engine.federation import Federation, Training
 from protofed.methods.moon import Moon
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.jobs import Runtime
+from protofed.runs.runner import Experiment, Round, Silent, execute
+from protofed.runs.store.folder import RunFolder
+from protofed.runtimes.base import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
+from run_doubles import small_experiment, small_task
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ DEADLINE, NAP, HOUR = 0.5, 0.9, 3600
 class Dozing(Moon):
     """The second client sleeps longer than anybody waits."""
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
-        if local.client == "c1":
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
+        if local.id == "c1":
             time.sleep(NAP)
         return await super().train(local, message, memory)
 

@@ -1,16 +1,26 @@
 """Every guard has a test that fails without it."""
 
+import ast
+
 import pytest
 
 from faults.guards import GUARDS, Guard
-from faults.mutants import is_missed, text_of
+from faults.mutants import changed, is_missed, marks
 
-every_guard = pytest.mark.parametrize("guard", GUARDS, ids=[guard.name for guard in GUARDS])
+every_guard = pytest.mark.parametrize("guard", GUARDS, ids=[guard.id for guard in GUARDS])
+
+
+def test_every_mark_is_of_a_guard_and_every_guard_has_one() -> None:
+    assert set(marks()) == {guard.id for guard in GUARDS}
+    assert len({guard.id for guard in GUARDS}) == len(GUARDS)
 
 
 @every_guard
-def test_a_guard_is_where_the_list_says(guard: Guard) -> None:
-    assert text_of(guard).count(guard.old) == 1
+def test_the_source_without_a_guard_is_other_code_that_parses(guard: Guard) -> None:
+    place = marks()[guard.id]
+    text = place.path.read_text(encoding="utf-8").split("\n")
+    without = changed(guard, text, place.lines)
+    assert ast.dump(ast.parse("\n".join(without))) != ast.dump(ast.parse("\n".join(text)))
 
 
 @pytest.mark.slow

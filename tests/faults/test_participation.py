@@ -26,7 +26,6 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from doubles import Faulty, Shuffled, bits, tiny
-from experiment_doubles import small_experiment
 from faults.census import (
     CLASSES,
     Census,
@@ -40,25 +39,28 @@ from faults.census import (
     who_counts,
 )
 from faults.wires import DropOut, Mail, Outcomes, Unruly, Weather, Wired, relabelled
-from protofed.data import Data
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Uploads
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
+from protofed.engine.collector import Collector
+from protofed.engine.federation import Federation, Training
+from protofed.engine.state import State
 from protofed.errors import RunFailed
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, execute
-from protofed.method import Central, ClientId, Local, Method, Reply, Task, Uploads
 from protofed.methods.families import PrototypeUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
-from protofed.networks import Parts
-from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.inbox import Inbox
-from protofed.runtimes.jobs import Failure, Job, Reason
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Sgd
+from protofed.runs.runner import Experiment, execute
+from protofed.runs.store.folder import RunFolder
+from protofed.runtimes.base import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.state import State
 from protofed.runtimes.workers import Workers
 from protofed.tasks.minidigits import Minidigits
 from protofed.tree import Params, Tree, leaves, record
 from protofed.tree import map as tree_map
+from run_doubles import small_experiment
 
 TRAINING = Training(rounds=1000, epochs=1, batch_size=8, optimizer=Sgd(lr=0.1, momentum=0.9), seed=3)
 
@@ -282,7 +284,7 @@ def test_the_command_ends_badly_when_no_reply_is_in_time(tmp_path: Path) -> None
     """R21: every reply is later than the deadline."""
     experiment, out = tmp_path / "hasty.toml", tmp_path / "out"
     experiment.write_text(HASTY)
-    command = [sys.executable, "-m", "protofed.cli", "run", str(experiment), "--out", str(out)]
+    command = [sys.executable, "-m", "protofed.cli.app", "run", str(experiment), "--out", str(out)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode not in (0, 2), ended
     assert "Given up after 2 attempts" in ended.stderr
@@ -304,8 +306,8 @@ class Sleepy(Census):
     sleepers: tuple[ClientId, ...] = ()
     seconds: float = 10 * DEADLINE
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
-        if local.client in self.sleepers and local.round:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
+        if local.id in self.sleepers and local.round:
             time.sleep(self.seconds)
         return await super().train(local, message, memory)
 
@@ -458,7 +460,7 @@ def test_every_further_copy_is_a_duplicate() -> None:
 class Weightless(Census):
     """Everybody says that it has no examples."""
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
         reply = await super().train(local, message, memory)
         nothing = tree_map(torch.zeros_like, reply.upload)
         return Reply(replace(nothing, params=reply.upload.params), reply.memory)
@@ -496,11 +498,11 @@ def test_a_failure_in_the_last_round_is_on_record(tmp_path: Path) -> None:
 class Noisy(Census):
     """Every client sends numbers of many sizes, whose sum depends on its order, in float64 too."""
 
-    def init_server(self, central: Central) -> Any:
+    def init_server(self, central: ServerContext) -> Any:
         server = super().init_server(central)
         return replace(server, params={"short": torch.zeros(64), "long": torch.zeros(64, dtype=torch.float64)})
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
         reply = await super().train(local, message, memory)
         draw = torch.Generator().manual_seed(local.step_seed)
         noise = torch.randn(64, generator=draw) * 10 ** (4 * torch.rand(64, generator=draw))
@@ -539,11 +541,11 @@ def test_fifty_orders_of_arrival_of_a_hundred_clients_give_one_state() -> None:
 def test_an_engine_that_sums_as_replies_arrive_gives_many_states(monkeypatch: pytest.MonkeyPatch) -> None:
     """R9: what the test above would find."""
 
-    def unsorted(self: Inbox, arrivals: Iterable[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
+    def unsorted(self: Collector, arrivals: Iterable[tuple[ClientId, Any]]) -> Iterator[tuple[ClientId, Any]]:
         self._awaited.clear()
         yield from arrivals
 
-    monkeypatch.setattr(Inbox, "sorted", unsorted)
+    monkeypatch.setattr(Collector, "sorted", unsorted)
     monkeypatch.setattr("protofed.methods.families.Mean", CarelessMean)
     assert len(hashes_of_arrivals(10)) > 1
 
@@ -576,31 +578,31 @@ class Watermarked(Method[Marks, Mark, Mark, Mark]):
 
     book: Path = Path()
 
-    def init_server(self, central: Central) -> Marks:
-        return Marks({client: torch.zeros(2, dtype=torch.int64) for client in sorted(central.task.clients)})
+    def init_server(self, central: ServerContext) -> Marks:
+        return Marks({client: torch.zeros(2, dtype=torch.int64) for client in sorted(central.spec.clients)})
 
     def message_for(self, server: Marks, client: ClientId) -> Mark:
         return Mark(server.own[client])
 
-    def upload_like(self, server: Marks, central: Central) -> Mark:
+    def upload_spec(self, server: Marks, central: ServerContext) -> Mark:
         return Mark(torch.zeros(2, dtype=torch.int64))
 
-    def aggregate(self, server: Marks, uploads: Uploads[Mark], central: Central) -> Marks:
+    def aggregate(self, server: Marks, uploads: Uploads[Mark], central: ServerContext) -> Marks:
         return Marks({**server.own, **{client: upload.own for client, upload in uploads}})
 
-    def init_memory(self, local: Local, message: Mark) -> Mark:
+    def init_memory(self, local: ClientContext, message: Mark) -> Mark:
         return Mark(torch.zeros(2, dtype=torch.int64))
 
     def local_weights(self, message: Mark, memory: Mark) -> Params:
         return {}
 
-    async def train(self, local: Local, message: Mark, memory: Mark) -> Reply[Mark, Mark]:
+    async def train(self, local: ClientContext, message: Mark, memory: Mark) -> Reply[Mark, Mark]:
         for what, given in (("memory", memory.own), ("message", message.own)):
-            if given.any() and not given.equal(mark_of(local.client)):
+            if given.any() and not given.equal(mark_of(local.id)):
                 self.note(f"round {local.round}: the {what} of {local.client} is another's")
         if message.own.any() != memory.own.any():
             self.note(f"round {local.round}: {local.client} lost its memory or its message")
-        return Reply(Mark(mark_of(local.client)), Mark(mark_of(local.client)))
+        return Reply(Mark(mark_of(local.id)), Mark(mark_of(local.id)))
 
     def note(self, violation: str) -> None:
         with self.book.open("a") as file:

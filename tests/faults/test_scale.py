@@ -13,11 +13,11 @@ from torch import nn
 
 from faults.kills import folder_in_memory, in_own_process
 from protofed import METHODS, Data, Task
-from protofed.experiments import disk
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, Silent, execute
-from protofed.networks import Parts
-from protofed.runtimes.federation import Federation, Training
+from protofed.engine.federation import Federation, Training
+from protofed.nn.networks import Parts
+from protofed.runs.runner import Experiment, Silent, execute
+from protofed.runs.store import disk
+from protofed.runs.store.folder import RunFolder
 
 CLASSES, FEATURES, INPUTS, EXAMPLES, SAMPLED = 100, 512, 64, 4, 100
 

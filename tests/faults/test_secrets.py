@@ -18,15 +18,16 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from experiment_doubles import small_task
 from faults.kills import ended, folder_in_memory, forked
-from protofed import METHODS, Data, Task, cli
-from protofed.data import Batch
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, execute
+from protofed import METHODS, Data, Task
+from protofed.cli import app
+from protofed.data.batches import Batch
+from protofed.engine.federation import Federation, Training
 from protofed.methods.moon import Moon
-from protofed.networks import Model
-from protofed.runtimes.federation import Federation, Training
+from protofed.nn.networks import Model
+from protofed.runs.runner import Experiment, execute
+from protofed.runs.store.folder import RunFolder
+from run_doubles import small_task
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
@@ -126,7 +127,7 @@ def test_the_command_writes_no_secret_and_the_path_of_the_data_only_into_the_con
     def command() -> None:
         sys.stdout = sys.stderr = said.open("w", buffering=1)
         sys.argv = ["protofed", "run", str(tmp_path / "experiment.toml"), "--folder", str(tmp_path / "run")]
-        cli.main()
+        app.main()
 
     assert ended(forked(command)) == 0
     assert "round 2/2" in said.read_text()

@@ -28,20 +28,20 @@ from methods.conformance import (
     whole,
 )
 from protofed import tree
-from protofed.data import Data, training_plan
-from protofed.evaluation.clients import Judged
+from protofed.api.task import Task
+from protofed.data.batches import Data, training_plan
+from protofed.engine.federation import Federation, State
 from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
-from protofed.method import Task
+from protofed.evaluation.personal import Judged
 from protofed.methods import METHODS
 from protofed.methods.ccvr import CCVR, class_gaussians, virtual_features
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fpl import FPL
-from protofed.networks import Parts
-from protofed.optim import Gradient, Sgd
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Gradient, Sgd
 from protofed.prototypes.calibration import known_cross_entropy
 from protofed.prototypes.class_means import no_prototypes
 from protofed.prototypes.contrast import nearest
-from protofed.runtimes.federation import Federation, State
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params, Tree
 
@@ -115,7 +115,7 @@ def test_the_list_of_methods_that_send_prototypes_is_complete(after_one_round: C
     found = []
     for name, method in METHODS.items():
         of = federation(method(), ONE_CLASS)
-        like = tree.named_leaves(method().upload_like(after_one_round(name).server, of.central(1, "round")))
+        like = tree.named_leaves(method().upload_spec(after_one_round(name).server, of.server_context(1, "round")))
         if {"mean", "count"} <= {path.split("/")[-1] for path in like}:
             found.append(name)
     assert sorted(found) == sorted(SENDS_PROTOTYPES)

@@ -23,21 +23,21 @@ from typing import Any
 import pytest
 from torch import nn
 
-from experiment_doubles import small_experiment
 from faults.kills import ended, fingerprint, fingerprint_of, folder_in_memory, forked
 from faults.power import Power, Remains, lay_out, moments
 from faults.shim import OPERATIONS, Fault, Killed, Operation, Shim, ends, fails, fails_from
 from protofed import METHODS, wire
+from protofed.engine.federation import Federation
 from protofed.errors import BadInput, RunFailed
-from protofed.experiments import checkpoint, disk, memories
-from protofed.experiments import config as configuration
-from protofed.experiments.changes import HARMLESS
-from protofed.experiments.checkpoint import Checkpoint
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, Silent, execute, parsed
-from protofed.networks import Parts
-from protofed.runtimes.federation import Federation
+from protofed.nn.networks import Parts
+from protofed.runs.config import config as configuration
+from protofed.runs.config.config_diff import HARMLESS
+from protofed.runs.runner import Experiment, Silent, execute, parsed
+from protofed.runs.store import checkpoint, client_state, disk
+from protofed.runs.store.checkpoint import Checkpoint
+from protofed.runs.store.folder import RunFolder
 from protofed.tasks import TASKS
+from run_doubles import small_experiment
 
 ROUNDS = 5
 
@@ -580,7 +580,7 @@ def kept(history: History, tmp_path: Path) -> Kept:
 def parsing_watched() -> Iterator[list[bytes]]:
     """What is parsed as tensors meanwhile."""
     parsed: list[bytes] = []
-    load, opened = wire.load, memories.safe_open
+    load, opened = wire.load, client_state.safe_open
 
     def watched_load(data: bytes) -> Any:
         parsed.append(data)
@@ -592,7 +592,7 @@ def parsing_watched() -> Iterator[list[bytes]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "load", watched_load)
-        patch.setattr(memories, "safe_open", watched_open)
+        patch.setattr(client_state, "safe_open", watched_open)
         yield parsed
 
 
@@ -604,7 +604,7 @@ def assert_found(kept: Kept, path: Path, log: pytest.LogCaptureFixture) -> None:
         if kept.needed[path] == {NEWEST}:
             loaded = kept.history.load(kept.folder)
             assert loaded is not None
-            assert parsed == [kept.server(OLDER)], path
+            assert parsed == [kept.server_context(OLDER)], path
             assert fingerprint_of(loaded) == kept.history.fingerprints[OLDER], path
         else:
             if kept.needed[path] == {OLDER}:

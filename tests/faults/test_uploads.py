@@ -26,19 +26,21 @@ from torch import Tensor
 
 from doubles import bits, tiny
 from faults.wires import Outcomes, Scripted
-from protofed.data import Data
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Uploads
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
+from protofed.engine.federation import Federation, Training
+from protofed.engine.message import WireMessage, digest, sealed
+from protofed.engine.state import State
 from protofed.errors import RunFailed
-from protofed.experiments.folder import RunFolder
-from protofed.experiments.run import Experiment, execute
-from protofed.method import Central, ClientId, Local, Method, Reply, Task, Uploads
 from protofed.methods import METHODS
 from protofed.methods.pfedcspc import PFedCSPC
-from protofed.optim import Sgd
-from protofed.runtimes.envelope import Envelope, digest, sealed
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.jobs import Failure, Job, Reason, Ticket
+from protofed.optim.optimizers import Sgd
+from protofed.runs.runner import Experiment, execute
+from protofed.runs.store.folder import RunFolder
+from protofed.runtimes.base import Failure, Job, Reason, Ticket
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.state import State
 from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
 
 Arrays = dict[str, Any]
@@ -61,25 +63,25 @@ class Guess:
 class Guessing(Method[Guess, Nothing, Nothing, Guess]):
     """Nobody trains: every client sends two classes and a prototype of each."""
 
-    def init_server(self, central: Central) -> Guess:
+    def init_server(self, central: ServerContext) -> Guess:
         return Guess(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 3))
 
     def message_for(self, server: Guess, client: ClientId) -> Nothing:
         return Nothing()
 
-    def upload_like(self, server: Guess, central: Central) -> Guess:
+    def upload_spec(self, server: Guess, central: ServerContext) -> Guess:
         return server
 
-    def aggregate(self, server: Guess, uploads: Uploads[Guess], central: Central) -> Guess:
+    def aggregate(self, server: Guess, uploads: Uploads[Guess], central: ServerContext) -> Guess:
         sent = [upload for _, upload in uploads]
         return Guess(torch.stack([u.label for u in sent]).sum(0), torch.stack([u.mean for u in sent]).sum(0))
 
     def local_weights(self, message: Nothing, memory: Nothing) -> Params:
         return {}
 
-    async def train(self, local: Local, message: Nothing, memory: Nothing) -> Reply[Guess, Nothing]:
+    async def train(self, local: ClientContext, message: Nothing, memory: Nothing) -> Reply[Guess, Nothing]:
         label = local.data.labels[:2]
-        return Reply(Guess(label, torch.ones(2, 3) + int(local.client[1:])), memory)
+        return Reply(Guess(label, torch.ones(2, 3) + int(local.id[1:])), memory)
 
 
 SENDERS: dict[str, Callable[[], Method[Any, Any, Any, Any]]] = {
@@ -396,10 +398,10 @@ def test_an_update_of_nothing_is_good(name: str, way: str) -> None:
 LARGE = """
 import json, struct
 import torch
-from protofed.runtimes.envelope import Envelope, Ticket, sealed
-from protofed.runtimes.gate import Gate, Limits
-from protofed.runtimes.inbox import Inbox
-from protofed.runtimes.jobs import Failure
+from protofed.engine.message import Envelope, Ticket, sealed
+from protofed.engine.upload_validation import Gate, Limits
+from protofed.engine.collector import Inbox
+from protofed.runtimes.base import Failure
 
 like = {"w": torch.zeros(2**22)}  # 16 MiB
 gate = Gate(like, Limits(5))
@@ -495,14 +497,14 @@ class Collecting(Guessing):
 
     accepted: list[tuple[int, ClientId]] = field(default_factory=list, compare=False)
 
-    def upload_like(self, server: Any, central: Central) -> Any:
+    def upload_spec(self, server: Any, central: ServerContext) -> Any:
         return bag(random.Random(0), 0)
 
-    def aggregate(self, server: Any, uploads: Uploads[Any], central: Central) -> Any:
+    def aggregate(self, server: Any, uploads: Uploads[Any], central: ServerContext) -> Any:
         self.accepted.extend((central.round, client) for client, _ in uploads)
         return server
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
         return Reply(bag(random.Random(f"{local.client} {local.round}"), len(local.data)), memory)
 
 
@@ -736,7 +738,7 @@ class Fuzzed(Sequential):
             if client != self.federation.ids[0]:
                 data = generated(data, self.random)
             self.sent.append((job.local.round, client, is_valid(data, ticket, len(job.local.data))))
-            yield client, Envelope(data)
+            yield client, WireMessage(data)
 
 
 def fuzzed(messages: int, seed: int, clients: int = 50) -> tuple[Experiment, Fuzzed]:

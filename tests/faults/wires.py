@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from faults.census import Arrival, History
-from protofed.method import ClientId, Reply
-from protofed.runtimes.envelope import Envelope, sealed
-from protofed.runtimes.federation import Federation
-from protofed.runtimes.jobs import Failure, Job, Reason, Ticket
+from protofed.api.contexts import Reply
+from protofed.api.task import ClientId
+from protofed.engine.federation import Federation
+from protofed.engine.message import WireMessage, sealed
+from protofed.engine.state import State
+from protofed.runtimes.base import Failure, Job, Reason, Ticket
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.state import State
 from protofed.tree import Tree
 
 Outcomes = Iterator[tuple[ClientId, Any]]
@@ -45,7 +46,7 @@ class Mail:
     """One message under way."""
 
     client: ClientId
-    envelope: Envelope
+    envelope: WireMessage
     ticket: Ticket
     """What it answers."""
     upload: Tree = None
@@ -165,7 +166,7 @@ def spoiled(one: Mail, draw: random.Random) -> Mail:
     """The message cut short."""
     data = one.envelope.data
     cut, start = draw.randrange(len(data)), 8 + int.from_bytes(data[:8], "little")
-    return replace(one, envelope=Envelope(data[:cut]), is_whole=False, is_legible=cut >= start)
+    return replace(one, envelope=WireMessage(data[:cut]), is_whole=False, is_legible=cut >= start)
 
 
 @dataclass

@@ -16,16 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from protofed import tree, wire
-from protofed.data import Batch, Data, Transform, batch_at, training_plan
-from protofed.method import Method, Reply, Task, Total
-from protofed.networks import Model, Networks, Parts, matching
-from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.gate import Gate
-from protofed.runtimes.jobs import Failure, Job, Reason
-from protofed.runtimes.participants import Participants
+from protofed.api.contexts import Reply
+from protofed.api.method import Method
+from protofed.api.requests import Total
+from protofed.api.task import Task
+from protofed.data.batches import Batch, Data, batch_at, training_plan
+from protofed.data.transforms import Transform
+from protofed.engine.federation import Federation, Training
+from protofed.engine.round import RoundClients
+from protofed.engine.state import State
+from protofed.engine.upload_validation import UploadValidator
+from protofed.nn.networks import Model, Networks, Parts, matching
+from protofed.optim.optimizers import Sgd
+from protofed.runtimes.base import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.state import State
 from protofed.seeds import derive_seed
 from protofed.tree import Params
 
@@ -116,7 +120,7 @@ def reply_of(of: Federation, state: State, client: str) -> Reply[Any, Any]:
     """What one client would reply now."""
     message = of.method.message_for(state.server, client)
     memory = of.memory_of(state, client, message)
-    job = Job(client, of.method.train, of.local(client, state.round), message, memory, of.method.init_memory)
+    job = Job(client, of.method.train, of.client_context(client, state.round), message, memory, of.method.init_memory)
     [(_, outcome)] = of.runtime.run([job])
     assert isinstance(outcome, Reply), f"client {client} failed: {outcome}"
     return outcome
@@ -216,7 +220,7 @@ class ReversedClients:
     """The clients of a round, whose uploads reach the method last first."""
 
     def __init__(self, clients: Any) -> None:
-        self._clients, self.ids, self.central = clients, clients.ids, clients.central
+        self._clients, self.ids, self.server = clients, clients.ids, clients.server
 
     def run(self, step: Any, message_for: Any, like: Any) -> Iterator[tuple[str, Any]]:
         return reversed(list(self._clients.run(step, message_for, like)))
@@ -317,7 +321,7 @@ def check_order_of_uploads(method: Method) -> None:
     of, state = federation(method), usual(method, 1)
     states = []
     for kind in (lambda clients: clients, ReversedClients):
-        clients = Participants(of, state, of.ids, "round")
+        clients = RoundClients(of, state, of.ids, "round")
         ended = clients.after(method.round(state.server, kind(clients)))
         states.append(dataclasses.replace(ended, round=state.round + 1))
     for client in ("ann", "dan"):
@@ -355,13 +359,13 @@ def _assert_no_examples(leaves: dict[str, Tensor], data: Data, client: str) -> N
 
 def check_records_survive_the_wire(method: Method) -> None:
     of, state = federation(method), usual(method, 1)
-    central = of.central(state.round, "round")
+    central = of.server_context(state.round, "round")
     fresh = method.init_server(central)
-    like = method.upload_like(state.server, central)
+    like = method.upload_spec(state.server, central)
     for client in TASK.clients:
         message, reply = usual_reply(method, client)
         template = method.message_for(fresh, client)
-        memory = method.init_memory(of.local(client, 0), template)
+        memory = method.init_memory(of.client_context(client, 0), template)
         for what, value, expected in (
             ("server", state.server, fresh),
             ("message", message, template),
@@ -374,7 +378,7 @@ def check_records_survive_the_wire(method: Method) -> None:
             assert_same(back, value, f"the {what} of {client} after the wire")
             assert type(back) is type(value), f"the {what} of {client} is a {type(back)} after the wire"
             assert wire.encode(back) == data, f"the {what} of {client} is encoded differently the second time"
-        passed = Gate(like, of.limits).admitted(client, reply.upload)
+        passed = UploadValidator(like, of.limits).admitted(client, reply.upload)
         assert not isinstance(passed, Failure), f"the gate refuses the upload of {client}: {passed}"
     again = of.advance(through_the_wire(of, state))
     assert_same(whole(again), whole(usual(method, 2)), "a round from decoded state")
@@ -383,10 +387,10 @@ def check_records_survive_the_wire(method: Method) -> None:
 def through_the_wire(of: Federation, state: State) -> State:
     """The state as another process would have it."""
     method = of.method
-    fresh = method.init_server(of.central(0, "round"))
+    fresh = method.init_server(of.server_context(0, "round"))
     memories = {
         client: wire.decode(
-            wire.encode(memory), method.init_memory(of.local(client, 0), method.message_for(fresh, client))
+            wire.encode(memory), method.init_memory(of.client_context(client, 0), method.message_for(fresh, client))
         )
         for client, memory in state.memories.items()
     }

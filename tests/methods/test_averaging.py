@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from methods.conformance import CHECKS, assert_close, assert_same, federation, fingerprint, usual, whole
-from protofed.method import Method
+from protofed.api.method import Method
 from protofed.methods.averaging import Averaging, averaged
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg

@@ -30,7 +30,9 @@ from methods.conformance import (
     whole,
 )
 from protofed import tree, wire
-from protofed.method import ClientId, Method, Task
+from protofed.api.method import Method
+from protofed.api.task import ClientId, Task, TaskSpec
+from protofed.engine.round import RoundClients
 from protofed.methods.ccvr import (
     CCVR,
     CLASSIFIER,
@@ -45,8 +47,7 @@ from protofed.methods.ccvr import (
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
-from protofed.networks import Parts, matching, without
-from protofed.runtimes.participants import Participants
+from protofed.nn.networks import Parts, matching, without
 
 WIDTH = 6
 
@@ -55,8 +56,8 @@ WIDTH = 6
 class Projected(CCVR):
     """The method on networks with a projection, which the small task's networks lack."""
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        parts = task.model(client)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts = spec.model(client)
         return {**parts, "projection": nn.Linear(FEATURES, WIDTH), "classifier": nn.Linear(WIDTH, CLASSES)}
 
 
@@ -196,7 +197,7 @@ def test_clients_describe_the_features_of_the_public_model() -> None:
     of, state = federation(method), usual(method, 3)
     sent: list[Any] = []
 
-    class Watching(Participants):
+    class Watching(RoundClients):
         def run(self, step: Any, message_for: Any, like: Any) -> Any:
             sent.append(message_for("ann").params)
             return super().run(step, message_for, like)
@@ -223,7 +224,7 @@ def test_the_classifier_descends_on_draws_from_the_gaussians_of_the_global_featu
     with torch.no_grad():
         z = {c: parts["features"](TASK.transform.clean(data.x)) for c, data in TASK.clients.items()}
     everything, y = torch.cat(list(z.values())), torch.cat([data.y for data in TASK.clients.values()])
-    central = of.central(3, "finish")
+    central = of.server_context(3, "finish")
     known = pooled([("all", class_gaussians(everything, y, CLASSES))], no_gaussians(CLASSES, FEATURES))
     data = virtual_features(known, 100, central.generator)
     fitted: list[Any] = []
@@ -274,7 +275,7 @@ def test_the_end_is_the_same_every_time_and_survives_the_wire(method: CCVR) -> N
     of = federation(method)
     state, end = after(3, of), finished(method)
     assert_same(whole(of.finish(state)), whole(end), "the same seed")
-    server = wire.decode(wire.encode(state.server), method.init_server(of.central(0, "round")))
+    server = wire.decode(wire.encode(state.server), method.init_server(of.server_context(0, "round")))
     resumed = of.finish(dataclasses.replace(state, server=server))
     assert_same(whole(resumed), whole(end), "after the wire")
     assert fingerprint(finished(method).server) == fingerprint(end.server)
@@ -284,7 +285,7 @@ def test_the_end_is_the_same_every_time_and_survives_the_wire(method: CCVR) -> N
 
 def test_the_order_of_uploads_does_not_matter() -> None:
     of, state = federation(CCVR()), usual(CCVR(), 3)
-    found = [of.method.finish(state.server, kind(Participants(of, state, of.ids, "finish"))) for kind in (
+    found = [of.method.finish(state.server, kind(RoundClients(of, state, of.ids, "finish"))) for kind in (
         lambda clients: clients,
         ReversedClients,
     )]  # fmt: skip

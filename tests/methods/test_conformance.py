@@ -10,12 +10,13 @@ from torch import Tensor
 
 from methods.conformance import CHECKS, check_inputs_are_left_alone
 from protofed import tree
-from protofed.method import Central, Local, Method, Reply, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Uploads
 from protofed.methods import METHODS
 from protofed.methods.families import OwnWeights, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedrep import FedRep
-from protofed.networks import without
+from protofed.nn.networks import without
 from protofed.tree import Params, record
 
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
@@ -83,10 +84,10 @@ class LeakyFedRep(FedRep):
 
     head_epochs: int = 2  # quick
 
-    def upload_like(self, server: Weights, central: Central) -> Any:
+    def upload_spec(self, server: Weights, central: ServerContext) -> Any:
         return LeakyUpload(server.params, torch.tensor(0), _statistics(central.initial_params()))
 
-    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[Any, OwnWeights]:
+    async def train(self, local: ClientContext, message: Weights, memory: OwnWeights) -> Reply[Any, OwnWeights]:
         reply = await super().train(local, message, memory)
         statistics = _statistics(self.local_weights(message, reply.memory))
         return Reply(LeakyUpload(reply.upload.params, reply.upload.num_examples, statistics), reply.memory)
@@ -96,7 +97,7 @@ class LeakyFedRep(FedRep):
 class UnseededFedAvg(FedAvg):
     """Draws from torch's global generator."""
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: ServerContext) -> Weights:
         mean = super().aggregate(server, uploads, central)
         return tree.map(lambda leaf: leaf + 1e-3 * torch.randn(leaf.shape).abs(), mean)
 
@@ -105,7 +106,7 @@ class UnseededFedAvg(FedAvg):
 class OrderedFedAvg(FedAvg):
     """Takes the mean of the mean so far and the next upload, so that the last counts half."""
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: ServerContext) -> Weights:
         mean: Params | None = None
         for _, upload in uploads:
             own = upload.params
@@ -117,13 +118,13 @@ class OrderedFedAvg(FedAvg):
 class TellingFedAvg(FedAvg):
     """Sends one of its examples as if it were a weight."""
 
-    def upload_like(self, server: Weights, central: Central) -> WeightUpload:
-        return WeightUpload({**server.params, "centre": central.task.example}, torch.tensor(0))
+    def upload_spec(self, server: Weights, central: ServerContext) -> WeightUpload:
+        return WeightUpload({**server.params, "centre": central.spec.input.blank()}, torch.tensor(0))
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: ServerContext) -> Weights:
         return Weights(without(super().aggregate(server, uploads, central).params, ("centre",)))
 
-    async def train(self, local: Local, message: Weights, memory: Any) -> Reply[WeightUpload, Any]:
+    async def train(self, local: ClientContext, message: Weights, memory: Any) -> Reply[WeightUpload, Any]:
         reply = await super().train(local, message, memory)
         example = local.transform.clean(local.data.x[local.data.index[:1]])
         return Reply(WeightUpload({**reply.upload.params, "centre": example}, reply.upload.num_examples), memory)
@@ -133,7 +134,7 @@ class TellingFedAvg(FedAvg):
 class OverwritingFedAvg(FedAvg):
     """Writes the mean into the tensors of the server that it was given."""
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: ServerContext) -> Weights:
         mean = super().aggregate(server, uploads, central)
         for name, leaf in server.params.items():
             leaf.copy_(mean.params[name])
@@ -144,7 +145,7 @@ class OverwritingFedAvg(FedAvg):
 class CountingFedAvg(FedAvg):
     """Keeps a count of rounds on itself."""
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: ServerContext) -> Weights:
         object.__setattr__(self, "rounds", getattr(self, "rounds", 0) + 1)
         return super().aggregate(server, uploads, central)
 

@@ -14,17 +14,18 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import nn
 
-from protofed.data import Data
-from protofed.method import Method, Task
+from protofed.api.method import Method
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.engine.federation import Federation, Training
 from protofed.methods.families import Weighting
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddc import FedDC
 from protofed.methods.feddyn import FedDyn
 from protofed.methods.fednova import FedNova
 from protofed.methods.scaffold import Scaffold
-from protofed.networks import Parts
-from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, Training
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Sgd
 
 CLASSES, INPUTS = 3, 4
 LABELS = {

@@ -20,12 +20,12 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
-from protofed.method import Method
+from protofed.api.method import Method
+from protofed.data.batches import Batch
 from protofed.methods.ditto import Ditto
 from protofed.methods.families import OwnWeights, Weights
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.tree import Params
 
 METHOD = Ditto(proximal_weight=0.6)
@@ -93,9 +93,9 @@ def test_the_client_is_its_own_model_before_and_after_training() -> None:
 
 def test_own_models_start_from_the_initial_weights_even_late() -> None:
     of, late = federation(METHOD), usual(METHOD, 2)
-    memory = METHOD.init_memory(of.local("ann", 2), METHOD.message_for(late.server, "ann"))
+    memory = METHOD.init_memory(of.client_context("ann", 2), METHOD.message_for(late.server, "ann"))
     assert isinstance(memory, OwnWeights)
-    assert_same(memory.params, of.central(0, "round").initial_params(), "the first own model")
+    assert_same(memory.params, of.server_context(0, "round").initial_params(), "the first own model")
 
 
 def test_a_strong_penalty_keeps_the_own_model_nearer() -> None:

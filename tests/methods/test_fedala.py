@@ -22,12 +22,14 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.data import Batch, batch_at, training_plan
-from protofed.method import Fit, Local, Method
+from protofed.api.contexts import ClientContext
+from protofed.api.method import Method
+from protofed.api.requests import Fit
+from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.methods.families import Weights
 from protofed.methods.fedala import Bounded, FedALA, Mixing, drawn, is_steady, mixture
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 from protofed.tree import Params
@@ -55,10 +57,14 @@ def asked(step: Any) -> list[tuple[Fit, Params]]:
             fits.append((request, answer))
 
 
-def in_round(method: FedALA, rounds: int, client: str = "ann") -> tuple[Local, Weights, Mixing]:
+def in_round(method: FedALA, rounds: int, client: str = "ann") -> tuple[ClientContext, Weights, Mixing]:
     """What a client's step is given after so many rounds."""
     state = usual(method, rounds)
-    return federation(method).local(client, rounds), method.message_for(state.server, client), state.memories[client]
+    return (
+        federation(method).client_context(client, rounds),
+        method.message_for(state.server, client),
+        state.memories[client],
+    )
 
 
 # ---- the mixing
@@ -121,7 +127,7 @@ def test_losses_are_steady_when_the_last_ten_hardly_differ() -> None:
 
 
 def test_the_mixing_is_learnt_from_a_part_of_the_examples_drawn_anew() -> None:
-    local, later = federation(METHOD).local("ann", 1), federation(METHOD).local("ann", 2)
+    local, later = federation(METHOD).client_context("ann", 1), federation(METHOD).client_context("ann", 2)
     rows = drawn(local, 0.8).index.tolist()
     assert len(rows) == len(set(rows)) == 8  # ⌊0.8 · 11⌋
     assert set(rows) <= set(TASK.clients["ann"].index.tolist())
@@ -171,7 +177,7 @@ def test_added_terms_do_not_see_shares_in_the_place_of_weights() -> None:
         return model.params["classifier.weight"].sum()
 
     local, message, memory = in_round(METHOD, 2)
-    fits = asked(METHOD.train(local.adding(term), message, memory))
+    fits = asked(METHOD.train(local.with_loss_term(term), message, memory))
     assert [len(fit.context) for fit, _ in fits] == [2, 3]  # the term's own context comes last
 
 

@@ -20,11 +20,11 @@ from methods.conformance import (
     reply_of,
     usual,
 )
-from protofed.data import batch_at, training_plan
+from protofed.data.batches import batch_at, training_plan
 from protofed.errors import BadInput
 from protofed.methods.fedasam import Averaged, FedASAM, sharpness_aware
 from protofed.methods.fedavg import FedAvg
-from protofed.optim import Asam, Sam, Sgd
+from protofed.optim.optimizers import Asam, Sam, Sgd
 from protofed.tree import Nothing, Params
 
 PLAIN = FedASAM(averaging=False)
@@ -70,7 +70,7 @@ def trained_sharpness_aware(params: Params, client: str, seed: int) -> Params:
 def test_a_client_descends_the_adaptive_sharpness() -> None:
     state = usual(PLAIN, 0)
     of, message = federation(PLAIN), PLAIN.message_for(state.server, "ann")
-    request = PLAIN.train(of.local("ann", 0), message, Nothing()).send(None)
+    request = PLAIN.train(of.client_context("ann", 0), message, Nothing()).send(None)
     expected = trained_sharpness_aware(state.server.params, "ann", request.seed)
     assert_close(reply_of(of, state, "ann").upload.params, expected, "ann's weights", within=1e-5)
 

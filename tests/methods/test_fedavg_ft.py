@@ -18,11 +18,11 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.method import Method
+from protofed.api.method import Method
 from protofed.methods.families import HEAD
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedavg_ft import FedAvgFT
-from protofed.networks import matching, without
+from protofed.nn.networks import matching, without
 from protofed.runtimes.sequential import Sequential
 
 METHOD = FedAvgFT(fine_tuning_epochs=3)
@@ -73,7 +73,7 @@ def test_the_client_is_the_fine_tuned_model_before_and_after_training() -> None:
 def test_a_client_that_never_took_part_has_the_global_model() -> None:
     state = usual(METHOD, 2)
     of, message = federation(METHOD), METHOD.message_for(state.server, "ann")
-    memory = METHOD.init_memory(of.local("ann", 2), message)
+    memory = METHOD.init_memory(of.client_context("ann", 2), message)
     assert_same(METHOD.local_weights(message, memory), state.server.params, "the weights of a newcomer")
 
 
@@ -83,7 +83,9 @@ def test_after_the_last_round_every_client_fine_tunes_the_final_model() -> None:
     assert len(last.memories) == 1
     state = of.finish(last)
     assert state.memories.keys() == TASK.clients.keys()
-    request = METHOD.fine_tune(of.local("bob", 1, "finish"), METHOD.message_for(last.server, "bob"), None).send(None)
+    request = METHOD.fine_tune(
+        of.client_context("bob", 1, "finish"), METHOD.message_for(last.server, "bob"), None
+    ).send(None)
     assert_same(request.params, last.server.params, "where the fine-tuning starts")
     assert request.epochs == 3
     assert_same(state.memories["bob"].params, Sequential().answer(request), "bob's model at the end")

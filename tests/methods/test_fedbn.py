@@ -25,8 +25,8 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
+from protofed.api.method import Method
 from protofed.errors import BadInput
-from protofed.method import Method
 from protofed.methods.fedbn import FedBN
 from protofed.methods.local import LocalOnly
 
@@ -85,7 +85,7 @@ def test_between_rounds_a_client_has_the_shared_weights_and_its_own_normalisatio
 def test_normalisation_starts_from_the_common_initial_weights() -> None:
     of, state = federation(METHOD), usual(METHOD, 0)
     memory = of.memory_of(state, "ann", METHOD.message_for(state.server, "ann"))
-    initial = of.central(0, "round").initial_params()
+    initial = of.server_context(0, "round").initial_params()
     whole = METHOD.local_weights(state.server, memory)
     assert_same(tree.select(whole, list(initial)), initial, "the start")
 

@@ -27,15 +27,15 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.data import Batch
+from protofed.api.method import Method
+from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.method import Method
 from protofed.methods.families import Weighting
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddc import Decoupling, FedDC, Guided, relative_sizes
 from protofed.methods.feddyn import FedDyn
-from protofed.networks import Parts
-from protofed.optim import Adam, Asam, Optimizer
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Adam, Asam, Optimizer
 from protofed.tree import Params
 
 TRAINABLE = federation(FedDC()).networks_of("ann").trainable

@@ -22,15 +22,15 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
-from protofed.method import ClientId, Task
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddecorr import FedDecorr, correlation
 from protofed.methods.fedprox import FedProx
 from protofed.methods.moon import Moon
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 
 BASES = [FedAvg(), FedProx(proximal_weight=0.1), Moon(), FedASAM(averaging_start=0.0)]
 SETTINGS = {
@@ -157,8 +157,8 @@ def test_the_penalty_lowers_the_correlation_of_the_features() -> None:
 
 @dataclass(frozen=True)
 class Projected(FedAvg):
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        parts = task.model(client)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts = spec.model(client)
         return {
             "features": parts["features"],
             "projection": nn.Linear(FEATURES, 5),

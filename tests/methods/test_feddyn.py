@@ -26,12 +26,12 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.data import Batch
-from protofed.method import Method
+from protofed.api.method import Method
+from protofed.data.batches import Batch
 from protofed.methods.families import Weighting, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.feddyn import Drift, FedDyn, drift_penalty, mean_upload, moved, undrifted
-from protofed.networks import Parts
+from protofed.methods.feddyn import Drift, FedDyn, corrected, drift_penalty, mean_upload, moved
+from protofed.nn.networks import Parts
 from protofed.tree import Params
 
 TRAINABLE = federation(FedDyn()).networks_of("ann").trainable
@@ -82,7 +82,7 @@ def test_a_client_adds_the_way_it_went_to_its_drift() -> None:
 
 
 def test_the_mean_over_clients_and_the_share_that_is_behind_it() -> None:
-    central = federation(FedDyn()).central(0, "round")
+    central = federation(FedDyn()).server_context(0, "round")
     params = {"ann": 3.0, "bob": 6.0}
     uploads = [(c, WeightUpload({"w": torch.tensor([w])}, torch.tensor(SIZES[c]))) for c, w in params.items()]
     uniform, share = mean_upload(uploads, "uniform", central)
@@ -96,7 +96,7 @@ def test_the_mean_over_clients_and_the_share_that_is_behind_it() -> None:
 
 def test_the_server_adds_the_mean_drift_to_parameters_only() -> None:
     mean = {"weight": torch.tensor([1.0]), "running_mean": torch.tensor([5.0])}
-    found = undrifted(mean, {"weight": torch.tensor([0.5])})
+    found = corrected(mean, {"weight": torch.tensor([0.5])})
     assert_same(found, {"weight": torch.tensor([1.5]), "running_mean": torch.tensor([5.0])}, "the corrected mean")
     assert tuple(usual(FedDyn(), 1).server.drift) == TRAINABLE
     state = usual(FedDyn(), 1)

@@ -28,7 +28,7 @@ from methods.conformance import (
 from protofed.errors import BadInput
 from protofed.methods.families import Weights
 from protofed.methods.fedetf import ClassCounts, FedETF, FrameClassifier, equiangular_frame
-from protofed.networks import Networks, Parts, without
+from protofed.nn.networks import Networks, Parts, without
 from protofed.tree import Mean
 
 SETTINGS = {

@@ -22,8 +22,9 @@ from methods.conformance import (
     small_task,
     usual,
 )
-from protofed.data import Data
-from protofed.method import Fit, Method
+from protofed.api.method import Method
+from protofed.api.requests import Fit
+from protofed.data.batches import Data
 from protofed.methods.fedfomo import FedFomo, Models, WorthUpload, explored, mixed, mixing_weights, split, worths
 from protofed.methods.ifca import model_at
 from protofed.runtimes.sequential import Sequential
@@ -115,7 +116,7 @@ def test_chance_replaces_the_last_places_and_decides_among_equals() -> None:
 def test_exploration_falls_from_round_to_round() -> None:
     method = FedFomo(num_models=1, exploration=1.0, exploration_decay=0.5)
     affinity = {name: torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]) for name in sorted(SIZES)}
-    central = federation(method).central(0, "round")
+    central = federation(method).server_context(0, "round")
     sent = {t: [method.chosen(affinity, t, central)["ann"].item() for _ in range(30)] for t in (0, 1, 2)}
     assert set(sent[2]) == {4}
     assert set(sent[0]) == {1, 2, 3, 4}
@@ -129,7 +130,7 @@ def test_the_first_choice_is_of_round_0_and_each_round_chooses_for_the_next() ->
     worth = {name: torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]) for name in names}
     server = replace(usual(method, 0).server, affinity=worth)
     for seed in range(5):
-        found = method.aggregate(server, [], federation(method, seed=seed).central(0, "round")).sent
+        found = method.aggregate(server, [], federation(method, seed=seed).server_context(0, "round")).sent
         assert [found[name].item() for name in names] == [4, 4, 4, 4, 3]
     first = [federation(method, seed=seed).start().server.sent["ann"].item() for seed in range(20)]
     assert set(first) == {1, 2, 3, 4}
@@ -186,7 +187,7 @@ def test_a_step_mixes_by_validation_loss_and_distance_and_trains_on_the_rest(cli
         worth.append((loss_by_hand(own, held) - loss_by_hand(params, held)) / (distance + 1e-5))
     upload = reply_of(of, state, client).upload
     torch.testing.assert_close(upload.worth, torch.tensor(worth), rtol=1e-4, atol=1e-5)
-    [fit] = fits(METHOD.train(of.local(client, 2), message, state.memories[client]))
+    [fit] = fits(METHOD.train(of.client_context(client, 2), message, state.memories[client]))
     weights = [max(w, 0.0) for w in worth]
     if sum(weights):
         own = {n: sum(w * m[n].double() for w, m in zip(weights, models, strict=True)) / sum(weights) for n in own}
@@ -198,8 +199,8 @@ def test_a_step_mixes_by_validation_loss_and_distance_and_trains_on_the_rest(cli
 def test_in_the_first_round_nothing_is_mixed() -> None:
     of, state = federation(METHOD), usual(METHOD, 0)
     message = METHOD.message_for(state.server, "ann")
-    [fit] = fits(METHOD.train(of.local("ann", 0), message, of.memory_of(state, "ann", message)))
-    assert_same(fit.params, of.central(0, "round").initial_params(), "where training starts")
+    [fit] = fits(METHOD.train(of.client_context("ann", 0), message, of.memory_of(state, "ann", message)))
+    assert_same(fit.params, of.server_context(0, "round").initial_params(), "where training starts")
     assert reply_of(of, state, "ann").upload.worth.tolist() == [0.0] * 4
 
 
@@ -224,7 +225,7 @@ def test_the_server_remembers_models_and_adds_up_what_they_were_worth() -> None:
         {name: torch.tensor([4, 2]) for name in names},
     )
     uploads = [("bob", WorthUpload({"w": torch.tensor([50.0])}, torch.tensor([0.5, -2.0])))]
-    found = FEW.aggregate(server, uploads, federation(FEW).central(0, "round"))
+    found = FEW.aggregate(server, uploads, federation(FEW).server_context(0, "round"))
     assert [found.models[name]["w"].item() for name in names] == [0, 50, 2, 3, 4]
     assert found.affinity["bob"].tolist() == [1.0, 2.0, 1.0, 4.0, 5.5]
     assert found.affinity["ann"].tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]

@@ -31,18 +31,19 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.method import ClientId, Method, Task
+from protofed.api.method import Method
+from protofed.api.task import ClientId, TaskSpec
 from protofed.methods.families import Weights
 from protofed.methods.fedgh import HEADER, FedGH, header_loss, pairs
 from protofed.methods.local import LocalOnly
-from protofed.networks import Parts, matching, without
+from protofed.nn.networks import Parts, matching, without
 from protofed.prototypes.class_means import Prototypes, class_sums
 
 
 @dataclass(frozen=True)
 class Projected(FedGH):
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        parts = task.model(client)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts = spec.model(client)
         return {**parts, "projection": nn.Linear(FEATURES, 6), "classifier": nn.Linear(6, CLASSES)}
 
 
@@ -71,7 +72,9 @@ def test_training_the_header_makes_it_right_on_class_means() -> None:
     method = FedGH(header_epochs=100, header_batch=8, header_rate=0.5)
     means = [3 * torch.eye(CLASSES, FEATURES) + shift for shift in (0.0, 0.5)]
     uploads = [(f"client {k}", Prototypes(mean, torch.ones(CLASSES))) for k, mean in enumerate(means)]
-    new = method.aggregate(usual(FedGH(), 0).server, iter(uploads), federation(method).central(0, "round")).params
+    new = method.aggregate(
+        usual(FedGH(), 0).server, iter(uploads), federation(method).server_context(0, "round")
+    ).params
     for mean in means:
         assert (mean @ new["classifier.weight"].T + new["classifier.bias"]).argmax(-1).tolist() == list(range(CLASSES))
 
@@ -80,7 +83,7 @@ def test_the_header_takes_one_step_for_each_class_mean() -> None:
     """A plain torch loop over the class means, in the order that the seed of the server's fit draws."""
     of, state = federation(FedGH()), usual(FedGH(), 1)
     uploads = {c: reply_of(of, state, c).upload for c in SIZES}
-    data, central = pairs(uploads), of.central(1, "round")
+    data, central = pairs(uploads), of.server_context(1, "round")
     requests: list[Any] = []
     asking = dataclasses.replace(central, answer=lambda request: requests.append(request) or central.initial_params())
     FedGH().aggregate(state.server, iter(uploads.items()), asking)
@@ -170,6 +173,6 @@ def test_networks_may_differ_in_front_of_the_header() -> None:
     assert isinstance(state.server, Weights)
     start = of.start()
     message = of.method.message_for(start.server, "bob")
-    own = matching(of.local("bob", 0).initial_params(), HEADER)
+    own = matching(of.client_context("bob", 0).initial_params(), HEADER)
     assert fingerprint(own) != fingerprint(message.params)
     assert_same(matching(of.memory_of(start, "bob", message).params, HEADER), message.params, "bob's first header")

@@ -32,13 +32,16 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Data, Transform, batch_at, training_plan
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Uploads
+from protofed.api.requests import Fit, Map
+from protofed.data.batches import Data, batch_at, training_plan
+from protofed.data.transforms import Transform
+from protofed.engine.federation import Federation
 from protofed.errors import BadInput
-from protofed.method import Central, Fit, Local, Map, Method, Reply, Uploads
 from protofed.methods.fedmd import Consensus, FedMD, OwnModel, Scores, digest_loss, drawn
 from protofed.methods.local import LocalOnly
-from protofed.networks import Parts
-from protofed.runtimes.federation import Federation
+from protofed.nn.networks import Parts
 from protofed.tree import Params
 
 STORE = examples(labels_of(30, 9), 9)
@@ -51,18 +54,18 @@ PUBLIC_TASK = dataclasses.replace(TASK, public=PUBLIC)
 class OnPublic(FedMD):
     """The method on a task with public examples, which the task of the conformance suite lacks."""
 
-    def init_server(self, central: Central) -> Consensus:
+    def init_server(self, central: ServerContext) -> Consensus:
         return super().init_server(shared(central))
 
-    def aggregate(self, server: Consensus, uploads: Uploads[Scores], central: Central) -> Consensus:
+    def aggregate(self, server: Consensus, uploads: Uploads[Scores], central: ServerContext) -> Consensus:
         return super().aggregate(server, uploads, shared(central))
 
-    async def train(self, local: Local, message: Consensus, memory: OwnModel) -> Reply[Scores, OwnModel]:
+    async def train(self, local: ClientContext, message: Consensus, memory: OwnModel) -> Reply[Scores, OwnModel]:
         return await super().train(dataclasses.replace(local, public=PUBLIC), message, memory)
 
 
-def shared(central: Central) -> Central:
-    return dataclasses.replace(central, task=dataclasses.replace(central.task, public=PUBLIC))
+def shared(central: ServerContext) -> ServerContext:
+    return dataclasses.replace(central, spec=dataclasses.replace(central.spec, public=PUBLIC))
 
 
 SHORT = OnPublic(alignment_size=10, first_epochs=2)
@@ -92,7 +95,7 @@ def test_a_task_without_public_examples_is_refused() -> None:
 def test_the_consensus_is_the_plain_mean_of_the_scores() -> None:
     before = usual(SHORT, 1).server
     uploads = [(name, Scores(torch.full((10, CLASSES), value))) for name, value in (("ann", 1.0), ("bob", 4.0))]
-    central = federation(SHORT).central(1, "round")
+    central = federation(SHORT).server_context(1, "round")
     server = SHORT.aggregate(before, iter(uploads), central)
     # (1 + 4) / 2, although ann has more examples.
     assert (server.scores == 2.5).all()
@@ -118,7 +121,7 @@ def test_a_small_public_set_is_used_as_a_whole() -> None:
 
 
 def test_draws_reach_every_example() -> None:
-    central = shared(federation(SHORT).central(0, "round"))
+    central = shared(federation(SHORT).server_context(0, "round"))
     seen = {i for _ in range(60) for i in drawn(central, 5).tolist()}
     assert seen == set(range(26))
 
@@ -138,7 +141,7 @@ def test_the_digest_is_the_mean_absolute_difference_of_scores() -> None:
 def requests_of(method: FedMD, rounds: int, client: str = "ann") -> list[Any]:
     """What a client asks of the runtime in the next round."""
     of, state = federation(method), usual(method, rounds)
-    step = method.train(of.local(client, rounds), state.server, of.memory_of(state, client, state.server))
+    step = method.train(of.client_context(client, rounds), state.server, of.memory_of(state, client, state.server))
     seen, answer = [], None
     while True:
         try:
@@ -166,7 +169,9 @@ def test_the_first_round_is_training_alone_and_later_ones_digest_before_they_rev
 
 def test_a_newcomer_trains_first_and_then_digests() -> None:
     of, state = federation(SHORT), usual(SHORT, 2)
-    step = SHORT.train(of.local("bob", 2), state.server, SHORT.init_memory(of.local("bob", 2), state.server))
+    step = SHORT.train(
+        of.client_context("bob", 2), state.server, SHORT.init_memory(of.client_context("bob", 2), state.server)
+    )
     first = step.send(None)
     assert first.data is TASK.clients["bob"]
     digest = step.send(of.runtime.answer(first))
@@ -215,7 +220,7 @@ def test_every_public_example_is_held_to_its_own_scores() -> None:
     of, state = federation(SHORT), usual(SHORT, 1)
     uneven = torch.randn(10, CLASSES, generator=torch.Generator().manual_seed(5))
     server, memory = dataclasses.replace(state.server, scores=uneven), state.memories["ann"]
-    digest = SHORT.train(of.local("ann", 1), server, memory).send(None)
+    digest = SHORT.train(of.client_context("ann", 1), server, memory).send(None)
     expected = digested_by_hand(memory.params, server, digest.seed)
     assert_close(of.runtime.answer(digest), expected, "after the digest", within=1e-5)
 

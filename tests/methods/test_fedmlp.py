@@ -24,11 +24,11 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedmlp import FedMLP, Levels, semantic_prototypes
 from protofed.methods.fedproto_avg import FedProtoAvg
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.prototypes.class_means import Prototypes
 
 SETTINGS = {

@@ -25,9 +25,9 @@ from methods.conformance import (
     small_network,
     usual,
 )
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.fednh import PROTOTYPES, FedNH, SphereClassifier, embedding_dim, turned
-from protofed.networks import Parts, without
+from protofed.nn.networks import Parts, without
 from protofed.prototypes.class_means import Prototypes
 
 WIDTH = 5

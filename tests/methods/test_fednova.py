@@ -21,12 +21,12 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
+from protofed.api.method import Method
 from protofed.errors import BadInput
-from protofed.method import Method
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fednova import FedNova, NormalisedUpload, num_gradients
-from protofed.optim import Adam, Asam, Optimizer, Sam, Sgd
+from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
 from protofed.tree import Params
 
 TRAINABLE = federation(FedNova()).networks_of("ann").trainable
@@ -41,7 +41,7 @@ def test_conformance(check: Callable[[Method], None]) -> None:
 
 
 def gradients_of(sgd: Sgd, client: str = "eve", **settings: int) -> float:
-    return num_gradients(federation(FedNova(), optimizer=sgd, **settings).local(client, 0), "FedNova")
+    return num_gradients(federation(FedNova(), optimizer=sgd, **settings).client_context(client, 0), "FedNova")
 
 
 def test_without_momentum_it_is_the_number_of_steps() -> None:
@@ -85,7 +85,7 @@ def shifted(params: Params, amount: float) -> Params:
 
 
 def test_normalised_averaging_on_numbers() -> None:
-    central = federation(FedNova()).central(0, "round")
+    central = federation(FedNova()).server_context(0, "round")
     start = tree.map(torch.zeros_like, central.initial_params())
     uploads = [
         ("ann", NormalisedUpload(shifted(start, 6.0), torch.tensor(3), torch.tensor(2.0, dtype=torch.float64))),

@@ -23,11 +23,11 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedntd import FedNTD, not_true_divergence
-from protofed.networks import Networks, Parts
+from protofed.nn.networks import Networks, Parts
 from protofed.tree import Nothing
 
 SETTINGS = {"default": FedNTD(), "off": FedNTD(distillation_weight=0.0), "warm": FedNTD(temperature=3.0)}

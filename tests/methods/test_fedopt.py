@@ -19,10 +19,10 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.method import Method
+from protofed.api.method import Method
+from protofed.engine.federation import Federation
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedopt import FedOPT
-from protofed.runtimes.federation import Federation
 from protofed.tree import Params
 
 TRAINABLE = federation(FedOPT()).networks_of("ann").trainable

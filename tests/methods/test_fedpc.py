@@ -34,8 +34,11 @@ from methods.conformance import (
     whole,
 )
 from protofed import tree, wire
-from protofed.data import Batch
-from protofed.method import Local, Method, Reply, Request
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import Method
+from protofed.api.requests import Request
+from protofed.data.batches import Batch
+from protofed.engine.state import State
 from protofed.methods.families import HEAD, OwnWeights, PrototypeUpload, Weights, WeightSharing
 from protofed.methods.fedpc import (
     Clusters,
@@ -49,13 +52,12 @@ from protofed.methods.fedpc import (
     prototype_distance,
     similarity_shares,
 )
-from protofed.networks import Model, Parts, matching, without
+from protofed.nn.networks import Model, Parts, matching, without
 from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.kmeans import no_partition
-from protofed.runtimes.jobs import Failure, Reason
+from protofed.runtimes.base import Failure, Reason
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.state import State
 from protofed.tree import Params
 
 TWO = FedPC(num_clusters=2)
@@ -248,7 +250,7 @@ def test_a_cluster_that_nobody_replies_for_keeps_its_extractor_and_shares_it() -
     server = state.server
     present = [c for c in TASK.clients if server.assignment[c] == 0]
     replies = {c: reply_of(federation(TWO), state, c).upload for c in present}
-    found = TWO.aggregate(server, iter(replies.items()), federation(TWO).central(1, "round"))
+    found = TWO.aggregate(server, iter(replies.items()), federation(TWO).server_context(1, "round"))
     assert_same(of_cluster(found.own, 1), of_cluster(server.own, 1), "the prototypes of cluster 1")
     shares = similarity_shares(found.own, "cosine", 0.1)
     assert 0 < shares[1, 0] < 0.6
@@ -267,7 +269,7 @@ class SharedBody(WeightSharing[OwnWeights]):
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+    def init_memory(self, local: ClientContext, message: Weights) -> OwnWeights:
         return OwnWeights(matching(local.initial_params(), HEAD))
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
@@ -358,7 +360,7 @@ def test_a_client_descends_equation_4_on_the_whole_network(rounds: int) -> None:
 def test_running_prototypes_are_the_mean_features_that_the_last_epoch_saw() -> None:
     method = FedPC(num_clusters=2, prototype_mode="running")
     of = federation(method)
-    start = of.central(0, "round").initial_params()
+    start = of.server_context(0, "round").initial_params()
     start = {name: leaf for name, leaf in start.items() if not name.startswith("recorder")}
     _, seen = trained_by_hand(start, "ann", lambda parts, z, batch: 0.5 * mean_cross_entropy(parts, z, batch))
     last = seen[2:]  # two epochs of two batches: 11 examples, batches of 8
@@ -442,7 +444,7 @@ def test_clients_are_clustered_by_the_features_of_the_initial_weights() -> None:
     spy = Spy()
     of = federation(TWO, runtime=spy)
     of.start()
-    initial = of.central(0, "setup").initial_params()
+    initial = of.server_context(0, "setup").initial_params()
     assert [(step, client) for step, client, _ in spy.replies] == [("describe", c) for c in sorted(TASK.clients)]
     for _, client, reply in spy.replies:
         expected = means_by_hand(initial, TASK.clients[client])
@@ -452,10 +454,10 @@ def test_clients_are_clustered_by_the_features_of_the_initial_weights() -> None:
 
 def test_the_servers_record_has_every_client_from_the_start_and_one_entry_per_cluster_after_setup() -> None:
     of = federation(TWO)
-    fresh, state = TWO.init_server(of.central(0, "setup")), usual(TWO, 0)
+    fresh, state = TWO.init_server(of.server_context(0, "setup")), usual(TWO, 0)
     assert {c: int(j) for c, j in fresh.assignment.items()} == dict.fromkeys(TASK.clients, -1)
     assert tree.named_leaves(fresh).keys() == tree.named_leaves(state.server).keys()
-    initial = without(of.central(0, "setup").initial_params(), HEAD)
+    initial = without(of.server_context(0, "setup").initial_params(), HEAD)
     for j in range(2):
         assert_same(of_cluster(state.server.params, j), initial, f"the extractor of cluster {j}")
     assert state.server.prototypes.mean.shape == state.server.own.mean.shape == (2, CLASSES, FEATURES)
@@ -520,10 +522,10 @@ def test_once_everybody_has_a_cluster_nobody_is_described_again() -> None:
 def test_a_client_that_joins_late_counts_in_its_cluster() -> None:
     spy, _, state = joins_late(times=1)
     uploads = {client: reply.upload for step, client, reply in spy.replies if step == "train"}
-    again = TWO.aggregate(state.server, iter(uploads.items()), federation(TWO, KINDS).central(0, "round"))
+    again = TWO.aggregate(state.server, iter(uploads.items()), federation(TWO, KINDS).server_context(0, "round"))
     assert_same(again.params, state.server.params, "all six")
     del uploads["eve"]
-    five = TWO.aggregate(state.server, iter(uploads.items()), federation(TWO, KINDS).central(0, "round"))
+    five = TWO.aggregate(state.server, iter(uploads.items()), federation(TWO, KINDS).server_context(0, "round"))
     assert fingerprint(five.params) != fingerprint(state.server.params)
 
 
@@ -534,7 +536,7 @@ def test_a_client_that_cannot_be_described_waits_for_the_next_round() -> None:
     uploads = {client: reply.upload for step, client, reply in spy.replies if step == "train"}
     assert "eve" not in uploads, "a client that has failed in a round is not asked again"
     assert "eve" not in state.memories
-    expected = TWO.aggregate(start.server, iter(uploads.items()), federation(TWO, KINDS).central(0, "round"))
+    expected = TWO.aggregate(start.server, iter(uploads.items()), federation(TWO, KINDS).server_context(0, "round"))
     assert_same(state.server, expected, "the server without eve")
     message = TWO.message_for(state.server, "eve")
     assert_same(message.params, mean_extractor(state.server), "what a client without a cluster receives")

@@ -19,11 +19,11 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.method import Method
+from protofed.api.method import Method
 from protofed.methods.families import HEAD
 from protofed.methods.fedper import FedPer
 from protofed.methods.local import LocalOnly
-from protofed.networks import matching, without
+from protofed.nn.networks import matching, without
 
 METHOD = FedPer()
 HEAD_NAMES = {"classifier.weight", "classifier.bias"}
@@ -83,7 +83,7 @@ def test_right_after_training_a_client_has_the_body_and_the_head_that_it_trained
 
 def test_heads_start_from_the_common_initial_weights_even_late() -> None:
     of, state = federation(METHOD), usual(METHOD, 0)
-    initial = of.central(0, "round").initial_params()
+    initial = of.server_context(0, "round").initial_params()
     for server in (state.server, usual(METHOD, 2).server):
         memory = of.memory_of(state, "ann", METHOD.message_for(server, "ann"))
         assert_same(memory.params, matching(initial, HEAD), "the first head")

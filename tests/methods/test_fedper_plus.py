@@ -21,13 +21,13 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
-from protofed.method import Method
+from protofed.api.method import Method
+from protofed.data.batches import Batch
+from protofed.engine.state import State
 from protofed.methods.families import HEAD, Weights
 from protofed.methods.fedper import FedPer
 from protofed.methods.fedper_plus import FedPerPlus, HeadAndCounts, balanced
-from protofed.networks import Model, Networks, Parts, matching, without
-from protofed.runtimes.state import State
+from protofed.nn.networks import Model, Networks, Parts, matching, without
 
 METHOD = FedPerPlus()
 OFF = FedPerPlus(feature_weight=0.0, balanced=False, head_decay=0.0)

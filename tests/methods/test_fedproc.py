@@ -23,10 +23,10 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproc import FedProc
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.prototypes.class_means import Prototypes, mean_over_counts
 
 SETTINGS = {

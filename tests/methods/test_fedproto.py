@@ -22,10 +22,10 @@ from methods.conformance import (
     usual,
 )
 from protofed import wire
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.fedproto import FedProto
 from protofed.methods.local import LocalOnly
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.prototypes.class_means import Prototypes, no_prototypes
 
 

@@ -18,10 +18,10 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.method import Fit
+from protofed.api.requests import Fit
 from protofed.methods.families import HEAD
 from protofed.methods.fedrep import FedRep
-from protofed.networks import matching, without
+from protofed.nn.networks import matching, without
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 
@@ -33,7 +33,7 @@ def phases(method: FedRep, client: str = "ann") -> tuple[Params, list[tuple[Fit,
     """The weights that a client starts a round from, and each fit that it asks for with the answer."""
     of, state = federation(method), usual(method, 1)
     message, memory = method.message_for(state.server, client), state.memories[client]
-    step = method.train(of.local(client, state.round), message, memory)
+    step = method.train(of.client_context(client, state.round), message, memory)
     asked: list[tuple[Fit, Params]] = []
     answer: Any = None
     while True:
@@ -107,7 +107,7 @@ def test_the_body_is_the_mean_by_numbers_of_examples() -> None:
 
 def test_heads_start_from_the_common_initial_weights_and_nobody_has_a_public_model() -> None:
     of, state = federation(FEDREP), usual(FEDREP, 0)
-    initial = of.central(0, "round").initial_params()
+    initial = of.server_context(0, "round").initial_params()
     for client in TASK.clients:
         memory = of.memory_of(state, client, FEDREP.message_for(state.server, client))
         assert_same(FEDREP.local_weights(state.server, memory), initial, f"the start of {client}")

@@ -29,21 +29,18 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree, wire
-from protofed.data import Batch, batch_at, training_plan
-from protofed.method import Fit, Method, Reply, Task
+from protofed.api.contexts import Reply
+from protofed.api.method import Method
+from protofed.api.requests import Fit
+from protofed.api.task import Task
+from protofed.data.batches import Batch, batch_at, training_plan
+from protofed.engine.state import State
 from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fedseproto import (
-    FedSeProto,
-    balanced_pull,
-    divergence,
-    preference,
-    shared_information,
-)
+from protofed.methods.fedseproto import FedSeProto, balanced_pull, divergence, preference, shared_information
 from protofed.methods.fedseproto_networks import ImageDecoder, decoder
-from protofed.networks import Networks, Parts, matching, without
+from protofed.nn.networks import Networks, Parts, matching, without
 from protofed.prototypes.class_means import Prototypes
-from protofed.runtimes.state import State
 from protofed.tree import Params
 
 SHARED = {"features", "semantic", "classifier"}
@@ -260,7 +257,7 @@ def drive(method: FedSeProto, client: str, state: State) -> tuple[list[tuple[Fit
     """The fits that a client's step asks for, with their answers, and what it ends with."""
     of, fits, answer = federation(method), [], None
     message = method.message_for(state.server, client)
-    step = method.train(of.local(client, state.round), message, of.memory_of(state, client, message))
+    step = method.train(of.client_context(client, state.round), message, of.memory_of(state, client, message))
     while True:
         try:
             request = step.send(answer)

@@ -23,7 +23,7 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.method import Method
+from protofed.api.method import Method
 from protofed.methods import fedsoup
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedsoup import FedSoup, Soup, mean_of, selected
@@ -155,6 +155,6 @@ def test_a_client_selects_on_examples_that_it_does_not_train_on() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fedsoup, "selected", noted)
         reply = reply_of(of, of.start(), "ann")
-    own, validation = held_out(of.local("ann", 0))
+    own, validation = held_out(of.client_context("ann", 0))
     assert seen == [(own.index.tolist(), validation.index.tolist())]
     assert reply.upload.num_examples.item() == len(own) == 108

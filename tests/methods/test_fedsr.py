@@ -31,7 +31,7 @@ from methods.conformance import (
 )
 from protofed.methods.families import OwnWeights, Weights
 from protofed.methods.fedsr import REFERENCE, FedSR, ReferenceGaussians, divergence
-from protofed.networks import Model, Networks, Parts, matching, without
+from protofed.nn.networks import Model, Networks, Parts, matching, without
 from protofed.seeds import normal
 from protofed.tree import Mean, Params
 

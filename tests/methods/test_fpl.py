@@ -21,10 +21,10 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fpl import FPL, Targets
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.prototypes.class_means import Prototypes
 
 # The prototypes of one class at five clients: three in one direction, two in another.

@@ -22,15 +22,15 @@ from methods.conformance import (
     small_task,
     usual,
 )
-from protofed.method import Method
+from protofed.api.method import Method
+from protofed.engine.federation import Federation
+from protofed.engine.round import RoundClients
 from protofed.methods.ditto import Ditto
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedavg_ft import FedAvgFT
 from protofed.methods.ga import GA, adjusted, held_out
 from protofed.methods.moon import Moon
-from protofed.runtimes.federation import Federation
-from protofed.runtimes.participants import Participants
 from protofed.tree import Mean, Params
 
 SETTINGS = [GA(), GA(base=Moon(), start="examples"), GA(measure="error", centred=False)]
@@ -139,7 +139,9 @@ def test_only_clients_of_weight_0_still_have_a_mean() -> None:
     of, state = federation(GA()), usual(GA(), 1)
     nobody = {client: torch.zeros_like(own) for client, own in state.server.share.items()}
     upload = reply_of(of, state, "ann").upload
-    server = GA().aggregate(type(state.server)(state.server.base, nobody), [("ann", upload)], of.central(1, "round"))
+    server = GA().aggregate(
+        type(state.server)(state.server.base, nobody), [("ann", upload)], of.server_context(1, "round")
+    )
     assert_close(server.base.params, upload.base.params, "ann's weights", within=1e-6)
 
 
@@ -190,7 +192,7 @@ def test_a_client_that_did_not_train_well_has_no_say_in_the_weights() -> None:
     """Its weights are not in the mean."""
     of, state = federation(GA()), usual(GA(), 1)
 
-    class Deaf(Participants):
+    class Deaf(RoundClients):
         def run(self, step: Any, message_for: Any, like: Any) -> Any:
             uploads = super().run(step, message_for, like)
             return ((c, u) for c, u in uploads if step != self._federation.method.train or c != "cyd")
@@ -205,7 +207,7 @@ def test_a_client_that_did_not_train_well_has_no_say_in_the_weights() -> None:
 def test_the_message_of_the_second_exchange_is_the_new_mean() -> None:
     seen: list[tuple[str, Any]] = []
 
-    class Watching(Participants):
+    class Watching(RoundClients):
         def run(self, step: Any, message_for: Any, like: Any) -> Any:
             seen.append((step.__name__, message_for("ann").params))
             return super().run(step, message_for, like)
@@ -226,21 +228,21 @@ def big_task() -> Any:
 
 def test_a_tenth_of_a_large_clients_examples_is_held_out() -> None:
     of = federation(GA(), big_task())
-    own, validation = held_out(of.local("ann", 0))
+    own, validation = held_out(of.client_context("ann", 0))
     assert (len(own), len(validation)) == (108, 12)
     assert sorted(own.index.tolist() + validation.index.tolist()) == list(range(120))
-    again = held_out(of.local("ann", 5))
+    again = held_out(of.client_context("ann", 5))
     assert again[1].index.tolist() == validation.index.tolist()
-    other = held_out(federation(GA(), big_task(), seed=99).local("ann", 0))
+    other = held_out(federation(GA(), big_task(), seed=99).client_context("ann", 0))
     assert other[1].index.tolist() != validation.index.tolist()
-    local = of.local("bob", 0)
+    local = of.client_context("bob", 0)
     assert held_out(local) == (local.data, local.data)
 
 
 def test_a_client_is_not_trained_on_what_it_is_judged_on() -> None:
     task = big_task()
     of = federation(GA(), task)
-    own, validation = held_out(of.local("ann", 0))
+    own, validation = held_out(of.client_context("ann", 0))
     reply = reply_of(of, of.start(), "ann")
     assert reply.upload.base.num_examples.item() == 108
     spoilt = task.clients["ann"].x.clone()
@@ -258,7 +260,7 @@ def test_the_loss_before_is_that_of_the_weights_that_are_sent(base: Any) -> None
     own = federation(GA(base=base))
     state = own.start()
     upload = reply_of(own, state, "ann").upload
-    _, validation = held_out(own.local("ann", 0))
+    _, validation = held_out(own.client_context("ann", 0))
     model = own.networks_of("ann").model(upload.base.params)
     with torch.no_grad():
         expected = F.cross_entropy(

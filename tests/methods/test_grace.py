@@ -23,9 +23,9 @@ from methods.conformance import (
     reply_of,
     usual,
 )
-from protofed.data import Batch, batch_at, training_plan
+from protofed.api.method import Method
+from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.errors import BadInput
-from protofed.method import Method
 from protofed.methods.families import Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.grace import GRACE, agreement, coral, covariance, halves, stepped
@@ -45,7 +45,7 @@ def test_conformance(check: Callable[[Method], None], method: GRACE) -> None:
 
 def served(method: Any, uploads: list[tuple[str, WeightUpload]]) -> Params:
     of, state = federation(GRACE()), usual(GRACE(), 1)
-    return method.aggregate(state.server, iter(uploads), of.central(1, "round")).params
+    return method.aggregate(state.server, iter(uploads), of.server_context(1, "round")).params
 
 
 def uploads_of(*clients: str) -> list[tuple[str, WeightUpload]]:
@@ -186,7 +186,7 @@ def test_a_client_descends_the_gradient_after_the_trial_step() -> None:
     method = GRACE(trial_rate=0.5)
     state = usual(method, 1)
     of, received = federation(method), state.server.params
-    request = method.train(of.local("ann", 1), state.server, Nothing()).send(None)
+    request = method.train(of.client_context("ann", 1), state.server, Nothing()).send(None)
     draws = torch.Generator().manual_seed(request.seed)
     plan = training_plan(TASK.clients["ann"], TRAINING.batch_size, TRAINING.epochs, TASK.transform, draws)
     sgd, params = TRAINING.optimizer, dict(received)

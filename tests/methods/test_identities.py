@@ -17,7 +17,9 @@ from methods.conformance import (
     fingerprint,
     small_task,
 )
-from protofed.method import Method, Task
+from protofed.api.method import Method
+from protofed.api.task import Task
+from protofed.engine.state import State
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fedproto_avg import FedProtoAvg
@@ -27,7 +29,6 @@ from protofed.methods.fpl import FPL
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.prototypes import contrast
-from protofed.runtimes.state import State
 
 TWO_CLIENTS = small_task({"ann": [0, 1, 2, 3, 0, 1, 2, 3, 3], "bob": [3, 2, 2, 1, 0]})
 

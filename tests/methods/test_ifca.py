@@ -24,7 +24,7 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.method import Method
+from protofed.api.method import Method
 from protofed.methods.families import Weights
 from protofed.methods.ifca import IFCA, Choice, ClusterUpload, model_at, stacked, total_loss
 from protofed.runtimes.sequential import Sequential
@@ -76,17 +76,17 @@ def uploads() -> list[tuple[str, ClusterUpload]]:
 def test_each_model_is_the_mean_over_its_clients_and_stays_without_any(weighting: str, first: float) -> None:
     server = Weights({"w": torch.tensor([[10.0], [20.0], [30.0]])})
     method = IFCA(num_clusters=3, weighting=weighting)
-    found = method.aggregate(server, uploads(), federation(METHOD).central(0, "round"))
+    found = method.aggregate(server, uploads(), federation(METHOD).server_context(0, "round"))
     assert found.params["w"].tolist() == [[first], [20.0], [8.0]]
 
 
 def test_models_start_apart_and_the_first_from_the_common_weights() -> None:
-    central = federation(METHOD).central(0, "round")
+    central = federation(METHOD).server_context(0, "round")
     server = METHOD.init_server(central)
     assert_same(model_at(server.params, 0), central.initial_params(), "the first model")
     starts = {fingerprint(server.params["features.0.weight"][k].clone())[""] for k in range(4)}
     assert len(starts) == 4
-    again = METHOD.init_server(federation(METHOD).central(0, "setup"))
+    again = METHOD.init_server(federation(METHOD).server_context(0, "setup"))
     assert_same(server, again, "the models of one seed")
 
 
@@ -95,7 +95,7 @@ def test_a_client_has_the_newest_version_of_its_model() -> None:
     message, memory = METHOD.message_for(state.server, "ann"), state.memories["ann"]
     own = METHOD.local_weights(message, memory)
     assert_same(own, model_at(state.server.params, memory.cluster.item()), "ann's model")
-    newcomer = METHOD.init_memory(federation(METHOD).local("ann", 2), message)
+    newcomer = METHOD.init_memory(federation(METHOD).client_context("ann", 2), message)
     assert_same(METHOD.local_weights(message, newcomer), model_at(state.server.params, 0), "a newcomer's model")
     assert METHOD.public(state.server) is None
 
@@ -120,7 +120,7 @@ def test_a_model_whose_loss_is_not_a_number_is_not_chosen() -> None:
     of, server = federation(BY_EXAMPLES), usual(BY_EXAMPLES, 1).server
     broken = {name: torch.full_like(leaf[0], torch.nan) for name, leaf in server.params.items()}
     models = stacked([broken, model_at(server.params, 1)])
-    step = BY_EXAMPLES.choose(of.local("ann", 1), Weights(models), Choice(torch.tensor(0)))
+    step = BY_EXAMPLES.choose(of.client_context("ann", 1), Weights(models), Choice(torch.tensor(0)))
     assert Sequential()._drive(step).memory.cluster.item() == 1
 
 

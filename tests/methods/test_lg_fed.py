@@ -25,11 +25,11 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.method import Method
+from protofed.api.method import Method
 from protofed.methods.families import WeightUpload, weighted
 from protofed.methods.lg_fed import BODY, LGFed
 from protofed.methods.local import LocalOnly
-from protofed.networks import Networks, matching, without
+from protofed.nn.networks import Networks, matching, without
 
 METHOD = LGFed()
 BY_EXAMPLES = LGFed(weighting="examples")

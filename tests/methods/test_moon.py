@@ -21,11 +21,11 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon, Previous, model_contrast
-from protofed.networks import Networks, Parts
+from protofed.nn.networks import Networks, Parts
 
 MOON = Moon(contrast_weight=5.0)
 

@@ -32,8 +32,11 @@ from methods.conformance import (
     usual,
     whole,
 )
-from protofed.data import Batch
-from protofed.method import ClientId, Fit, Task
+from protofed.api.requests import Fit
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
+from protofed.engine.federation import Federation, Training
+from protofed.engine.state import State
 from protofed.methods.families import GlobalModel
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
@@ -41,12 +44,10 @@ from protofed.methods.feddyn import FedDyn
 from protofed.methods.fedprox import FedProx
 from protofed.methods.moon import Moon
 from protofed.methods.pfedcspc import HEAD, Guidance, Kept, PFedCSPC, Published
-from protofed.networks import Networks, Parts, matching, without
-from protofed.optim import Sgd
+from protofed.nn.networks import Networks, Parts, matching, without
+from protofed.optim.optimizers import Sgd
 from protofed.prototypes.calibration import Partners, Pool, drawn_partners
 from protofed.prototypes.class_means import Prototypes, class_sums
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.state import State
 
 WIDTH = 6
 """P, what the classifier reads behind a projection."""
@@ -56,8 +57,8 @@ WIDTH = 6
 class Projected(PFedCSPC):
     """The method on networks with a projection, which the small task's networks lack."""
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        parts = task.model(client)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts = spec.model(client)
         projection = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.ReLU(), nn.Linear(FEATURES, WIDTH))
         return {"features": parts["features"], "projection": projection, "classifier": nn.Linear(WIDTH, CLASSES)}
 
@@ -218,9 +219,9 @@ def test_the_upload_has_a_slot_for_each_class_cluster_and_repeat() -> None:
 
 
 def test_samples_are_drawn_anew_for_each_client_and_round() -> None:
-    draws = [federation(SHORT).local(client, t).step_seed for client in SIZES for t in range(3)]
+    draws = [federation(SHORT).client_context(client, t).step_seed for client in SIZES for t in range(3)]
     z, y = torch.randn(11, 4, generator=torch.Generator().manual_seed(0)), TASK.clients["ann"].labels
-    local = federation(SHORT).local("ann", 0)
+    local = federation(SHORT).client_context("ann", 0)
     assert len(y) == len(z)
     found = {tuple(SHORT.sampled(z, dataclasses.replace(local, step_seed=s)).mean.flatten().tolist()) for s in draws}
     assert len(found) == len(draws)
@@ -250,7 +251,7 @@ def test_a_base_that_remembers_does_so_inside() -> None:
 
 
 def central_of(method: PFedCSPC, round: int = 0) -> Any:
-    return federation(method).central(round, "round")
+    return federation(method).server_context(round, "round")
 
 
 def random_pool(method: PFedCSPC) -> tuple[Pool, Partners]:

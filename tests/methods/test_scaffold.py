@@ -27,14 +27,14 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.data import Batch
+from protofed.api.method import Method
+from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.method import Method
 from protofed.methods.families import Weighting
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.scaffold import Controlled, ControlVariate, Scaffold, inner_product, mean_gradient
-from protofed.networks import Parts
-from protofed.optim import Adam, Optimizer, Sam, Sgd
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Adam, Optimizer, Sam, Sgd
 from protofed.tree import Params
 
 TRAINABLE = federation(Scaffold()).networks_of("ann").trainable
@@ -70,7 +70,7 @@ def test_the_correction_is_the_gradient_of_a_linear_term() -> None:
 
 def test_the_mean_gradient_is_the_way_over_the_learning_rate_of_the_round_and_the_number_of_steps() -> None:
     # 11 examples in batches of 8, two epochs: 4 steps. In round 2 the rate is 0.4 · 0.5² = 0.1.
-    local = federation(Scaffold(), optimizer=Sgd(lr=0.4, lr_decay=0.5)).local("ann", 2)
+    local = federation(Scaffold(), optimizer=Sgd(lr=0.4, lr_decay=0.5)).client_context("ann", 2)
     start = local.initial_params()
     end = {name: leaf - 0.8 if name in TRAINABLE else leaf for name, leaf in start.items()}
     found = mean_gradient(local, start, end, "SCAFFOLD")

@@ -19,8 +19,8 @@ from methods.conformance import (
     usual,
     whole,
 )
+from protofed.api.method import Method
 from protofed.errors import BadInput
-from protofed.method import Method
 from protofed.methods import METHODS, bases_of
 from protofed.methods.ccvr import CCVR
 from protofed.methods.families import GlobalModel, Wrapper

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from protofed.networks import Networks
+from protofed.nn.networks import Networks
 from protofed.prototypes.alignment import angle_loss, edge_loss, node_loss, own_statistics
 from protofed.prototypes.class_means import Prototypes
 

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from doubles import CLASSES, FEATURES, bits
-from protofed.data import batch_at, training_plan
-from protofed.method import Reply, Task
+from protofed.api.contexts import Reply
+from protofed.api.task import Task
+from protofed.data.batches import batch_at, training_plan
+from protofed.engine.federation import Federation, Training
 from protofed.methods.families import PrototypeUpload
 from protofed.methods.fedproto_avg import FedProtoAvg
-from protofed.networks import Networks, without
-from protofed.optim import Sgd
+from protofed.nn.networks import Networks, without
+from protofed.optim.optimizers import Sgd
 from protofed.prototypes.class_means import (
     RECORDED,
     PrototypeMode,
@@ -25,8 +27,7 @@ from protofed.prototypes.class_means import (
     recorded,
     with_recorder,
 )
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.jobs import Job
+from protofed.runtimes.base import Job
 from protofed.seeds import derive_seed
 
 Z = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 20.0], [7.0, 7.0]])
@@ -86,7 +87,7 @@ def test_prototypes_of_a_client(tiny_task: Task, mode: PrototypeMode) -> None:
     """With a learning rate of 0 the weights stay, so the features of both modes can be had directly."""
     training = Training(epochs=3, batch_size=4, optimizer=Sgd(lr=0.0), seed=5)
     federation = Federation(FedProtoAvg(prototype_mode=mode), tiny_task, training)
-    message, local = federation.start().server, federation.local("c01", 0)
+    message, local = federation.start().server, federation.client_context("c01", 0)
     assert len(local.data) % 4  # so that there is filler, which must not count
     method = federation.method
     ((_, reply),) = federation.runtime.run([Job("c01", method.train, local, message, None, method.init_memory)])

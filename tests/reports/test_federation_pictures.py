@@ -12,9 +12,9 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 
-from protofed.data import Data
+from protofed.api.task import Task
+from protofed.data.batches import Data
 from protofed.errors import BadInput
-from protofed.method import Task
 from protofed.reports.federation import (
     DPI,
     Holdings,

@@ -8,12 +8,12 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from experiment_doubles import small_experiment
-from protofed.experiments.run import Round, execute
 from protofed.reports import progress
 from protofed.reports.comparison import _file_name
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import Row, cost_sheet, domain_sheet, personal_sheet
+from protofed.runs.runner import Round, execute
+from run_doubles import small_experiment
 
 
 def row(label: str, *averages: float, public: bool = True) -> Row:

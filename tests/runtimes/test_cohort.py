@@ -13,22 +13,22 @@ from torch import Tensor, nn
 
 from doubles import tiny
 from protofed import METHODS, BadInput, Data, Method, RunFailed, Task, tree
-from protofed.data import Transform
-from protofed.evaluation.domains import evaluate
-from protofed.method import Local, Objective, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.requests import Objective
+from protofed.data.transforms import Transform
+from protofed.engine.federation import Federation, Training
+from protofed.engine.state import State
+from protofed.evaluation.evaluate import evaluate
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Parts
-from protofed.optim import Adam, Asam, Optimizer, Sam, Sgd
-from protofed.runtimes import executors
-from protofed.runtimes.cohort import Cohort, _freed
-from protofed.runtimes.executors import _phases, _width
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.jobs import failure_of
-from protofed.runtimes.loops import Loops, by_autograd
+from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
+from protofed.runtimes.base import failure_of
+from protofed.runtimes.cohort.buffers import Buffers
+from protofed.runtimes.cohort.cohort import Cohort, _freed, executors
+from protofed.runtimes.cohort.executors import _phases, _width
+from protofed.runtimes.cohort.lowering import Lowering, by_autograd
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.stage import Stage
-from protofed.runtimes.state import State
 from protofed.runtimes.workers import Workers
 from protofed.tree import Params
 
@@ -133,14 +133,14 @@ def test_a_cohort_that_does_not_fit_goes_in_waves(
 ) -> None:
     sizes: list[int] = []
 
-    def load(self: Stage, loops: Any) -> None:
+    def load(self: Buffers, loops: Any) -> None:
         sizes.append(len(loops))
         if len(loops) > 2:
             raise torch.OutOfMemoryError("no room")
         whole(self, loops)
 
-    whole = Stage.load
-    monkeypatch.setattr(Stage, "load", load)
+    whole = Buffers.load
+    monkeypatch.setattr(Buffers, "load", load)
     found = after(FedAvg(), Cohort("cpu", executor=executor), tiny(7), rounds=1)
     assert difference(after(FedAvg(), Sequential(), tiny(7), rounds=1), found) <= 1e-6
     assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]
@@ -148,13 +148,13 @@ def test_a_cohort_that_does_not_fit_goes_in_waves(
 
 
 def test_one_client_that_does_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(self: Stage, loops: Any) -> None:
+    def load(self: Buffers, loops: Any) -> None:
         if any(len(loop.data) > 10 for loop in loops):
             raise torch.OutOfMemoryError("no room")
         whole(self, loops)
 
-    whole = Stage.load
-    monkeypatch.setattr(Stage, "load", load)
+    whole = Buffers.load
+    monkeypatch.setattr(Buffers, "load", load)
     state = after(FedAvg(), Cohort("cpu"), tiny(4), rounds=1)
     large = [name for name, data in tiny(4).clients.items() if len(data) > 10]
     assert [failure.client for failure in state.failures] == large
@@ -165,8 +165,8 @@ def test_one_client_that_does_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatc
 class Picky(FedAvg):
     """Cannot work for one client."""
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
-        if local.client == "c01":
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
+        if local.id == "c01":
             raise ValueError("not with me")
         return await super().train(local, message, memory)
 
@@ -201,7 +201,7 @@ def test_what_fails_for_some_of_a_group_is_done_one_by_one(caplog: pytest.LogCap
 class Careful(Broken):
     """Keeps what it was given if it cannot train."""
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
         try:
             return await super().train(local, message, memory)
         except ValueError:
@@ -271,7 +271,7 @@ class OwnData(FedAvg):
 
     make: Any = None
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
         data = self.make(local.data)
         params = await local.fit(Objective(self.loss), params=message.params, context=(message, memory), data=data)
         return Reply(WeightUpload(params, local.num_examples), memory)
@@ -304,7 +304,7 @@ def test_methods_may_train_on_examples_that_they_made(made: str, executor: Any, 
 def test_clients_may_store_their_examples_differently(
     fits: bool, executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: fits)
+    monkeypatch.setattr("protofed.runtimes.device.Residence._fits", lambda self, num_bytes: fits)
     clients = {
         name: replace(data, x=(255 * data.x.sigmoid()).to(torch.uint8)) if name < "c02" else data
         for name, data in tiny().clients.items()
@@ -318,7 +318,7 @@ def test_clients_may_store_their_examples_differently(
 class Numbered(FedAvg):
     """Has a number in its context that is no tensor."""
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
         params = await local.fit(Objective(self.scaled), params=message.params, context=(0.5,))
         return Reply(WeightUpload(params, local.num_examples), memory)
 
@@ -393,7 +393,7 @@ class Capturing(FedAvg):
 
     held: Any = None
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
         large = torch.ones(3)
         self.held.append(weakref.ref(large))
         await local.total(lambda model, batch: batch.weight.sum() + large.sum(), message.params)
@@ -436,7 +436,7 @@ def test_a_failure_holds_nothing_of_the_work_that_failed() -> None:
 
 
 def test_what_all_look_at_is_held_once_where_it_is_not_resident(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: False)
+    monkeypatch.setattr("protofed.runtimes.device.Residence._fits", lambda self, num_bytes: False)
     runtime = Cohort("cpu", executor="stacked")
     federation = Federation(METHODS["fedrep"](), tiny(9), Training(rounds=1, epochs=1), runtime)
     evaluate(federation, federation.advance(federation.start()))
@@ -463,7 +463,7 @@ def test_networks_in_which_clients_differ_form_groups(executor: Any) -> None:
 def test_examples_that_do_not_fit_on_the_device_are_brought_there_for_a_round(
     executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: False)
+    monkeypatch.setattr("protofed.runtimes.device.Residence._fits", lambda self, num_bytes: False)
     found = after(METHODS["fedmd"](), Cohort("cpu", executor=executor))
     monkeypatch.undo()
     assert difference(after(METHODS["fedmd"](), Sequential()), found) <= 1e-5
@@ -599,7 +599,7 @@ def test_what_is_recorded_late_finds_batches_to_warm_up_with(
 class ByRow(FedAvg):
     """Weighs each example by what its context holds for the example's row in the store."""
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
         weights = torch.linspace(0, 2, len(local.data.y))
         params = await local.fit(Objective(self.row_loss), params=message.params, context=(weights,))
         return Reply(WeightUpload(params, local.num_examples), memory)
@@ -614,7 +614,7 @@ class ByRow(FedAvg):
 def test_contexts_may_be_indexed_by_the_rows_of_a_batch(
     fits: bool, executor: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protofed.runtimes.placement.Residence._fits", lambda self, num_bytes: fits)
+    monkeypatch.setattr("protofed.runtimes.device.Residence._fits", lambda self, num_bytes: fits)
     draws = torch.Generator().manual_seed(3)
     whole = Data.of(torch.randn(40, 12, generator=draws), torch.randint(0, 5, (40,), generator=draws))
     order = torch.randperm(40, generator=draws)
@@ -626,9 +626,11 @@ def test_contexts_may_be_indexed_by_the_rows_of_a_batch(
 
 def test_requests_that_see_their_examples_differently_are_not_alike() -> None:
     federation = Federation(FedAvg(), tiny(), Training(), Sequential())
-    local, message = federation.local("c00", 0), federation.start().server
+    local, message = federation.client_context("c00", 0), federation.start().server
     request = FedAvg().train(local, message, None).send(None)
-    keys = {Loops("float32").of(replace(request, **change)).key for change in ({}, {}, {"transform": Transform(pad=1)})}
+    keys = {
+        Lowering("float32").of(replace(request, **change)).key for change in ({}, {}, {"transform": Transform(pad=1)})
+    }
     assert len(keys) == 2
 
 
@@ -662,9 +664,9 @@ def test_an_optimiser_may_begin_with_the_weights(executor: Any, device: str) -> 
 def test_a_step_in_place_is_the_same_step(optimizer: Optimizer) -> None:
     """As on a GPU: statistics of BatchNorm change where they are, once for each step, wherever the optimiser asks."""
     federation = Federation(FedAvg(), tiny(), Training(optimizer=optimizer, batch_size=4), Sequential())
-    request = FedAvg().train(federation.local("c00", 0), federation.start().server, None).send(None)
-    loop = Loops("float32").of(request)
-    stage = Stage([loop], None, torch.device("cpu"), interleaved=False, common=False)
+    request = FedAvg().train(federation.client_context("c00", 0), federation.start().server, None).send(None)
+    loop = Lowering("float32").of(request)
+    stage = Buffers([loop], None, torch.device("cpu"), interleaved=False, common=False)
     stage.load([loop])
     batch = tree.map(lambda leaf: leaf[0], stage.batch(slice(0, 1), stage.counter))
     given = tree.map(torch.clone, loop.carry)

@@ -10,16 +10,17 @@ from torch import Tensor
 
 from doubles import Faulty, bits, tiny
 from protofed import BadInput, RunFailed
-from protofed.method import Fit, Objective, Reply
+from protofed.api.contexts import Reply
+from protofed.api.requests import Fit, Objective
+from protofed.engine.federation import Federation, Training
 from protofed.methods.ditto import Ditto
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedrep import FedRep
-from protofed.optim import Sgd
-from protofed.runtimes.cohort import Cohort
+from protofed.optim.optimizers import Sgd
+from protofed.runtimes.base import Failure, Job, Reason
+from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.divergence import Diverged, are_finite, explained
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.jobs import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential, fit
 from protofed.runtimes.workers import Workers
 
@@ -71,7 +72,7 @@ def failures(method: Any, runtime: Any, **training: Any) -> list[Failure]:
 def _jobs(federation: Federation, server: Any) -> list[Any]:
     method = federation.method
     return [
-        Job(c, method.train, federation.local(c, 0), method.message_for(server, c), None, method.init_memory)
+        Job(c, method.train, federation.client_context(c, 0), method.message_for(server, c), None, method.init_memory)
         for c in federation.ids
     ]
 
@@ -174,7 +175,7 @@ def test_finite_by_hand() -> None:
 
 def test_the_server_that_trains_is_told_too() -> None:
     federation = Federation(FedAvg(), tiny(), Training(rounds=1), Sequential())
-    central = federation.central(0, "round")
+    central = federation.server_context(0, "round")
     loss = Objective(lambda model, batch: model.logits(batch.x).sum() / 0)
     with pytest.raises(Diverged, match="step 1 of 1: the loss was"):
         central.fit(loss, params=central.initial_params(), data=federation.task.clients["c00"])
@@ -190,7 +191,7 @@ class Fragile(FedAvg):
     limit: float = 0.02
 
     async def train(self, local: Any, message: Any, memory: Any) -> Any:
-        term = Objective(partial(self.breaking, local.client == "c01" and local.optimizer.lr > self.limit))
+        term = Objective(partial(self.breaking, local.id == "c01" and local.optimizer.lr > self.limit))
         params = await local.fit(term, params=message.params)
         return Reply(WeightUpload(params, local.num_examples), memory)
 
@@ -273,7 +274,7 @@ def test_a_server_that_diverges_while_it_trains_ends_the_run() -> None:
         def aggregate(self, server: Any, uploads: Any, central: Any) -> Any:
             server = super().aggregate(server, uploads, central)
             loss = Objective(lambda model, batch: model.logits(batch.x).sum() / 0)
-            return replace(server, params=central.fit(loss, params=server.params, data=central.task.clients["c00"]))
+            return replace(server, params=central.fit(loss, params=server.params, data=central.spec.clients["c00"]))
 
     of = Federation(Retraining(), tiny(), Training(rounds=1, epochs=1))
     with pytest.raises(RunFailed, match="the server's own training diverged: step 1 of 1: the loss was"):

@@ -10,11 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
-from protofed.data import Batch, Data, Transform, batch_at, evaluation_plan, training_plan
-from protofed.method import Fit, Local, Map, Objective, Reply, Request, Task, Total
-from protofed.networks import Model, Networks, Parts, Patterns
-from protofed.optim import Optimizer, Sam, Sgd
-from protofed.runtimes.jobs import Failure, Job, Reason
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.requests import Fit, Map, Objective, Request, Total
+from protofed.api.task import Task
+from protofed.data.batches import Batch, Data, batch_at, evaluation_plan, training_plan
+from protofed.data.transforms import Transform
+from protofed.nn.networks import Model, Networks, Parts, Patterns
+from protofed.optim.optimizers import Optimizer, Sam, Sgd
+from protofed.runtimes.base import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 from protofed.tree import Nothing, Params, record
@@ -273,11 +276,11 @@ STEP_SEED = 77
 
 
 @pytest.fixture
-def local(networks: Networks, data: Data) -> Local:
-    return Local("c02", 2, 9, CLASSES, networks, data, Transform(), OPTIMIZER, EPOCHS, SIZE, SEED, STEP_SEED)
+def local(networks: Networks, data: Data) -> ClientContext:
+    return ClientContext("c02", 2, 9, CLASSES, networks, data, Transform(), OPTIMIZER, EPOCHS, SIZE, SEED, STEP_SEED)
 
 
-def no_memory(local: Local, message: None) -> None:
+def no_memory(local: ClientContext, message: None) -> None:
     return None
 
 
@@ -285,17 +288,19 @@ def fit_seed(count: int) -> int:
     return derive_seed(STEP_SEED, "request", count)
 
 
-def outcome(local: Local, step: Callable[..., Any]) -> Any:
+def outcome(local: ClientContext, step: Callable[..., Any]) -> Any:
     async def replying(*arguments: Any) -> Reply[Any, Nothing]:
         return Reply(await step(*arguments), Nothing())
 
-    ((client, found),) = Sequential().run([Job(local.client, replying, local, None, None, no_memory)])
-    assert client == local.client
+    ((client, found),) = Sequential().run([Job(local.id, replying, local, None, None, no_memory)])
+    assert client == local.id
     return found.upload if isinstance(found, Reply) else found
 
 
-def test_a_fit_of_a_client_is_seeded_by_its_step_and_count(local: Local, networks: Networks, data: Data) -> None:
-    async def twice(local: Local, message: None, memory: None) -> list[Params]:
+def test_a_fit_of_a_client_is_seeded_by_its_step_and_count(
+    local: ClientContext, networks: Networks, data: Data
+) -> None:
+    async def twice(local: ClientContext, message: None, memory: None) -> list[Params]:
         return [await local.fit(Objective(cross_entropy), params=networks.init(1)) for _ in range(2)]
 
     found = outcome(local, twice)
@@ -305,10 +310,10 @@ def test_a_fit_of_a_client_is_seeded_by_its_step_and_count(local: Local, network
     assert bits(found[0]) != bits(found[1])
 
 
-def test_what_a_fit_names_comes_before_what_is_configured(local: Local, networks: Networks, data: Data) -> None:
+def test_what_a_fit_names_comes_before_what_is_configured(local: ClientContext, networks: Networks, data: Data) -> None:
     other, fewer = Sgd(lr=0.5, lr_decay=0.5), data.rows(torch.arange(5))
 
-    async def step(local: Local, message: None, memory: None) -> Params:
+    async def step(local: ClientContext, message: None, memory: None) -> Params:
         params = networks.init(1)
         return await local.fit(Objective(cross_entropy), params=params, epochs=1, optimizer=other, data=fewer)
 
@@ -325,7 +330,9 @@ def scaled(model: Model, batch: Batch, factor: Tensor, shift: Tensor) -> Tensor:
     return factor * batch.mean((model.features(batch.x) - shift).square().sum(-1))
 
 
-def test_added_terms_are_descended_too_each_with_its_own_context(local: Local, networks: Networks, data: Data) -> None:
+def test_added_terms_are_descended_too_each_with_its_own_context(
+    local: ClientContext, networks: Networks, data: Data
+) -> None:
     anchor, factor, shift, own = torch.arange(5.0), torch.tensor(0.3), torch.tensor(0.7), torch.tensor(2.0)
 
     def base(model: Model, batch: Batch, weight: Tensor) -> Tensor:
@@ -334,8 +341,8 @@ def test_added_terms_are_descended_too_each_with_its_own_context(local: Local, n
     def whole(model: Model, batch: Batch) -> Tensor:
         return base(model, batch, own) + near(model, batch, anchor) + scaled(model, batch, factor, shift)
 
-    async def step(local: Local, message: None, memory: None) -> Params:
-        more = local.adding(near, anchor).adding(scaled, factor, shift)
+    async def step(local: ClientContext, message: None, memory: None) -> Params:
+        more = local.with_loss_term(near, anchor).with_loss_term(scaled, factor, shift)
         return await more.fit(Objective(base), params=networks.init(1), context=(own,))
 
     found = outcome(local, step)
@@ -344,17 +351,19 @@ def test_added_terms_are_descended_too_each_with_its_own_context(local: Local, n
     assert bits(found) != bits(fit(networks, data, Objective(cross_entropy), seed=seed))
 
 
-def test_a_local_that_adds_shares_its_count_of_fits_with_the_one_it_came_from(local: Local, networks: Networks) -> None:
-    async def step(local: Local, message: None, memory: None) -> list[Params]:
-        more = local.adding(lambda model, batch: torch.tensor(0.0))
+def test_a_local_that_adds_shares_its_count_of_fits_with_the_one_it_came_from(
+    local: ClientContext, networks: Networks
+) -> None:
+    async def step(local: ClientContext, message: None, memory: None) -> list[Params]:
+        more = local.with_loss_term(lambda model, batch: torch.tensor(0.0))
         return [await each.fit(Objective(cross_entropy), params=networks.init(1)) for each in (local, more)]
 
     first, second = outcome(local, step)
     assert bits(first) != bits(second)
 
 
-def test_totals_and_maps_of_a_client_read_its_own_data_unless_told(local: Local, networks: Networks) -> None:
-    async def step(local: Local, message: None, memory: None) -> list[Tensor]:
+def test_totals_and_maps_of_a_client_read_its_own_data_unless_told(local: ClientContext, networks: Networks) -> None:
+    async def step(local: ClientContext, message: None, memory: None) -> list[Tensor]:
         def seen(model: Model, batch: Batch) -> Tensor:
             return batch.weight.sum()
 
@@ -367,17 +376,17 @@ def test_totals_and_maps_of_a_client_read_its_own_data_unless_told(local: Local,
     assert torch.equal(labels, local.data.labels)
 
 
-def test_an_error_at_a_client_is_a_failure_that_says_where_and_the_next_client_works(local: Local) -> None:
-    async def broken(local: Local, message: None, memory: None) -> None:
+def test_an_error_at_a_client_is_a_failure_that_says_where_and_the_next_client_works(local: ClientContext) -> None:
+    async def broken(local: ClientContext, message: None, memory: None) -> None:
         raise KeyError("lost")
 
-    async def misled(local: Local, message: None, memory: None) -> None:
+    async def misled(local: ClientContext, message: None, memory: None) -> None:
         await local.fit(Objective(lambda model, batch: model.nonsense(batch.x)), params=local.initial_params())
 
-    async def forgetful(local: Local, message: None, memory: None) -> None:
+    async def forgetful(local: ClientContext, message: None, memory: None) -> None:
         return None
 
-    async def good(local: Local, message: None, memory: None) -> Reply[Nothing, Nothing]:
+    async def good(local: ClientContext, message: None, memory: None) -> Reply[Nothing, Nothing]:
         return Reply(Nothing(), Nothing())
 
     steps = {"a": broken, "b": misled, "c": forgetful, "d": good}

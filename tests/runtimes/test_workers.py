@@ -19,18 +19,22 @@ import torch
 from torch import Tensor
 
 from doubles import Faulty, bits, tiny
-from protofed.data import Batch, Data, Transform
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Uploads
+from protofed.api.requests import Map, Total
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Batch, Data
+from protofed.data.transforms import Transform
+from protofed.engine.federation import Federation, Training
+from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
-from protofed.method import Central, ClientId, Local, Map, Method, Reply, Task, Total, Uploads
 from protofed.methods import METHODS
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
-from protofed.networks import Networks
-from protofed.optim import Sgd
-from protofed.runtimes.federation import Federation, Training
-from protofed.runtimes.jobs import Failure, Job, Reason, Runtime
+from protofed.nn.networks import Networks
+from protofed.optim.optimizers import Sgd
+from protofed.runtimes.base import Failure, Job, Reason, Runtime
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.state import State
 from protofed.runtimes.workers import Workers
 from protofed.tree import Nothing, Params, record
 
@@ -163,26 +167,26 @@ class Numbers:
 class Bare(Method[Numbers, Numbers, Nothing, Numbers]):
     """Every client sends what it is told to; the server adds up."""
 
-    def init_server(self, central: Central) -> Numbers:
+    def init_server(self, central: ServerContext) -> Numbers:
         return Numbers(torch.zeros(3))
 
     def message_for(self, server: Numbers, client: ClientId) -> Numbers:
         return server
 
-    def upload_like(self, server: Numbers, central: Central) -> Numbers:
+    def upload_spec(self, server: Numbers, central: ServerContext) -> Numbers:
         return server
 
-    def aggregate(self, server: Numbers, uploads: Uploads[Numbers], central: Central) -> Numbers:
+    def aggregate(self, server: Numbers, uploads: Uploads[Numbers], central: ServerContext) -> Numbers:
         return Numbers(sum((upload.total for _, upload in uploads), server.total))
 
     def local_weights(self, message: Numbers, memory: Nothing) -> Params:
         return {}
 
-    async def train(self, local: Local, message: Numbers, memory: Nothing) -> Reply[Numbers, Nothing]:
+    async def train(self, local: ClientContext, message: Numbers, memory: Nothing) -> Reply[Numbers, Nothing]:
         return Reply(self.upload(local, message), memory)
 
-    def upload(self, local: Local, message: Numbers) -> Any:
-        return Numbers(message.total + 2 ** int(local.client[1:]))
+    def upload(self, local: ClientContext, message: Numbers) -> Any:
+        return Numbers(message.total + 2 ** int(local.id[1:]))
 
 
 @dataclass(frozen=True)
@@ -191,8 +195,8 @@ class Deviant(Bare):
 
     deed: Callable[[], Any] = lambda: None
 
-    def upload(self, local: Local, message: Numbers) -> Any:
-        return self.deed() if (local.client, local.round) == ("c01", 1) else super().upload(local, message)
+    def upload(self, local: ClientContext, message: Numbers) -> Any:
+        return self.deed() if (local.id, local.round) == ("c01", 1) else super().upload(local, message)
 
 
 def raises() -> None:
@@ -224,8 +228,8 @@ def test_a_failure_reads_as_in_the_sequential_runtime(deed: Callable[[], Any], w
 
 @dataclass(frozen=True)
 class Unready(Bare):
-    def init_memory(self, local: Local, message: Numbers) -> Nothing:
-        raise ValueError(f"not {local.client}") if local.client == "c02" else KeyError(local.round)
+    def init_memory(self, local: ClientContext, message: Numbers) -> Nothing:
+        raise ValueError(f"not {local.client}") if local.id == "c02" else KeyError(local.round)
 
 
 def test_a_memory_that_cannot_be_made_is_the_same_failure(workers: Workers) -> None:
@@ -241,7 +245,7 @@ def test_a_memory_that_cannot_be_made_is_the_same_failure(workers: Workers) -> N
 def jobs(of: Federation, step: Any = None, message: Any = None, clients: Any = None) -> Iterator[Job]:
     message = Numbers(torch.zeros(3)) if message is None else message
     for client in of.ids if clients is None else clients:
-        yield Job(client, step or of.method.train, of.local(client, 0), message, None, of.method.init_memory)
+        yield Job(client, step or of.method.train, of.client_context(client, 0), message, None, of.method.init_memory)
 
 
 # ---- processes that die
@@ -299,7 +303,7 @@ def test_interruptions_are_the_parents_to_act_on(workers: Workers) -> None:
 ORPHANS = """
 import time
 from doubles import tiny
-from protofed.runtimes.federation import Federation, Training
+from protofed.engine.federation import Federation, Training
 from protofed.runtimes.workers import Workers
 from runtimes.test_workers import Deviant, pids
 
@@ -473,7 +477,7 @@ def test_an_error_of_the_server_ends_the_work(workers: Workers) -> None:
 # ---- what travels
 
 
-async def echo(local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+async def echo(local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
     return Reply(message, memory)
 
 
@@ -531,7 +535,7 @@ def test_a_reply_survives_the_next_one() -> None:
     workers.close()
 
 
-async def addresses(local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+async def addresses(local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
     return Reply(torch.tensor([local.data.x.data_ptr(), torch.get_num_threads(), os.getpid()]), memory)
 
 
@@ -554,14 +558,14 @@ def test_data_are_not_copied_and_each_process_has_one_thread(workers: Workers) -
 def test_methods_that_other_processes_could_not_import_work_too(workers: Workers) -> None:
     @dataclass(frozen=True)
     class Inner(Bare):
-        def upload(self, local: Local, message: Numbers) -> Numbers:
+        def upload(self, local: ClientContext, message: Numbers) -> Numbers:
             return Numbers(torch.ones(3))
 
     assert after_all(federation(Inner(), workers)).server.total.tolist() == [8.0] * 3  # four clients, two rounds
 
 
 def test_a_step_that_cannot_be_sent_ends_the_run_and_says_why(workers: Workers) -> None:
-    async def inner(local: Local, message: Any, memory: Any) -> None:
+    async def inner(local: ClientContext, message: Any, memory: Any) -> None:
         pass
 
     of = federation(Bare(), workers)
@@ -751,7 +755,7 @@ def test_no_memory_for_a_message_ends_the_run(workers: Workers, monkeypatch: pyt
         of.advance(of.start())
 
 
-async def swollen(local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+async def swollen(local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
     return Reply(torch.zeros(1000, dtype=torch.int64), memory)
 
 

@@ -8,9 +8,9 @@ import torch
 
 from picture_doubles import made_up
 from protofed import METHODS, BadInput, Task
+from protofed.datasets.examples import Dataset, Split
+from protofed.engine.federation import Federation, Training
 from protofed.evaluation.local_tests import label_counts, local_test
-from protofed.runtimes.federation import Federation, Training
-from protofed.sources.examples import Dataset, Split
 from protofed.tasks import TASKS, label_skew
 from protofed.tasks.label_skew import PREPROCESSING, Cifar10, FashionMnist, TinyImagenet
 
@@ -104,7 +104,7 @@ def test_the_networks_of_the_papers_fit() -> None:
         task = replace(TASKS[name](), num_clients=2).build()  # type: ignore[type-var]
         assert TASKS[name]().model == model  # type: ignore[attr-defined]
         networks = Federation(METHODS["fedavg"](), task, Training()).networks_of("client-000")
-        assert networks.feature_dim(task.example) == features
+        assert networks.feature_dim(task.spec.input.blank()) == features
 
 
 def test_cifar10_as_fedpc_has_it(real_data: Path) -> None:

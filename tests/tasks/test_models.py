@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from doubles import bits
-from protofed.networks import Networks, Parts
+from protofed.nn.networks import Networks, Parts
 from protofed.tasks.models import MODELS, conv2, resnet10, resnet18
 from protofed.tree import Params
 

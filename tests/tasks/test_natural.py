@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import protofed
-from protofed.data import Data
+from protofed.data.batches import Data
+from protofed.datasets import amazon_reviews, heart_disease, tcga_brca
+from protofed.datasets.amazon_reviews import Reviews
+from protofed.datasets.heart_disease import Hospital
+from protofed.datasets.tabular import Table
+from protofed.datasets.tcga_brca import Patients, Region
 from protofed.errors import BadInput
-from protofed.sources import amazon_reviews, heart_disease, tcga_brca
-from protofed.sources.amazon_reviews import Reviews
-from protofed.sources.heart_disease import Hospital
-from protofed.sources.tabular import Table
-from protofed.sources.tcga_brca import Patients, Region
 from protofed.tasks import natural
 from protofed.tasks.natural import AmazonReviews, HeartDisease, TcgaBrca
 
@@ -139,7 +139,7 @@ def test_each_domain_is_dealt_out_to_its_clients_and_no_text_is_used_twice(goods
 def test_by_default_a_domain_has_two_clients(goods: dict[str, Reviews]) -> None:
     task = AmazonReviews().build()
     assert list(task.clients) == ["books-1", "books-2", "dvd-1", "dvd-2"]
-    assert task.example.shape == (1, 4096)
+    assert task.spec.input.blank().shape == (1, 4096)
 
 
 def test_the_data_folder_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,10 +165,10 @@ def test_the_published_files_make_tasks_of_the_documented_sizes() -> None:
         "switzerland": (81, 42),
         "va": (132, 68),
     }
-    assert heart.example.shape == (1, 44)
+    assert heart.spec.input.blank().shape == (1, 44)
     assert [(len(data), len(tcga.tests[name])) for name, data in tcga.clients.items()] == [
         *((154, 38), (77, 16), (70, 14), (81, 23), (24, 4), (2, 2))
     ]
-    assert tcga.example.shape == (1, 39)
+    assert tcga.spec.input.blank().shape == (1, 39)
     assert [len(data) for data in amazon.clients.values()] == [783, 782, 781, 782, 787, 786, 792, 790]
     assert [len(data) for data in amazon.tests.values()] == [391, 391, 393, 395]

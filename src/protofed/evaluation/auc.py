@@ -12,12 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from protofed.data import Batch
+from protofed.api.method import Method
+from protofed.api.requests import Map
+from protofed.api.task import ClientId
+from protofed.data.batches import Batch
+from protofed.engine.federation import Federation
+from protofed.engine.state import State
 from protofed.errors import BadInput
-from protofed.method import ClientId, Map, Method
-from protofed.networks import Model, Networks
-from protofed.runtimes.federation import Federation
-from protofed.runtimes.state import State
+from protofed.nn.networks import Model, Networks
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 

@@ -5,9 +5,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from protofed.data import Data
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
 from protofed.errors import BadInput
-from protofed.method import ClientId, Task
 from protofed.seeds import generator
 
 

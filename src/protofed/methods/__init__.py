@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from protofed.method import Method
+from protofed.api.method import Method
 from protofed.methods.averaging import Averaging
 from protofed.methods.ccvr import CCVR
 from protofed.methods.ditto import Ditto

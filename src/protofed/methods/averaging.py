@@ -22,8 +22,9 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from protofed.method import Central, Uploads
-from protofed.methods.families import Enclosing, GlobalModel, Weights
+from protofed.api.contexts import ServerContext
+from protofed.api.method import Uploads
+from protofed.methods.families import GlobalModel, StatefulWrapper, Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.tree import Mean, Params, record
 
@@ -36,24 +37,24 @@ class Averaged:
 
 
 @dataclass(frozen=True)
-class Averaging(Enclosing):
+class Averaging(StatefulWrapper):
     tags = ("global", "server-side", "wrapper")
     base: GlobalModel[Any] = field(default_factory=FedAvg)
     """The method whose global models are averaged."""
     start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """The share of the rounds after which the averaging starts."""
 
-    def init_server(self, central: Central) -> Averaged:
-        base = self.base.init_server(central)
+    def init_server(self, server: ServerContext) -> Averaged:
+        base = self.base.init_server(server)
         return Averaged(base, self.published(base)[0], torch.tensor(0))
 
-    def aggregate(self, server: Averaged, uploads: Uploads[Any], central: Central) -> Averaged:
-        base = self.base.aggregate(server.base, uploads, central)
-        params, is_late = self.published(base)[0], central.round + 1 > self.start * central.num_rounds
-        return Averaged(base, *averaged(server.average, server.count, params, is_late))
+    def aggregate(self, state: Averaged, uploads: Uploads[Any], server: ServerContext) -> Averaged:
+        base = self.base.aggregate(state.base, uploads, server)
+        params, is_late = self.published(base)[0], server.round + 1 > self.start * server.num_rounds
+        return Averaged(base, *averaged(state.average, state.count, params, is_late))
 
-    def public(self, server: Averaged) -> tuple[Params, Any] | None:
-        return server.average, self.published(server.base)[1]
+    def public(self, state: Averaged) -> tuple[Params, Any] | None:
+        return state.average, self.published(state.base)[1]
 
 
 def averaged(average: Params, count: Tensor, params: Params, is_late: bool) -> tuple[Params, Tensor]:

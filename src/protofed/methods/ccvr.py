@@ -31,12 +31,14 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from protofed.data import Batch, Data
-from protofed.method import Central, Clients, Local, Objective, Positive, Reply, Uploads
-from protofed.methods.families import Enclosing, GlobalModel, Weights, refuse_other_classifier
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Clients, Positive, Uploads
+from protofed.api.requests import Objective
+from protofed.data.batches import Batch, Data
+from protofed.methods.families import GlobalModel, StatefulWrapper, Weights, refuse_other_classifier
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Model, Patterns, matching
-from protofed.optim import Sgd
+from protofed.nn.networks import Model, Patterns, matching
+from protofed.optim.optimizers import Sgd
 from protofed.prototypes.calibration import embedded, known_cross_entropy
 from protofed.tree import Params, record
 
@@ -60,7 +62,7 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
-class CCVR(Enclosing):
+class CCVR(StatefulWrapper):
     tags = ("global", "server-side", "wrapper")
     retrains_classifier = True
     base: GlobalModel[Any] = field(default_factory=FedAvg)
@@ -76,33 +78,33 @@ class CCVR(Enclosing):
         """What the server knows when nothing is calibrated yet."""
         return Calibrated(base, matching(self.published(base)[0], CLASSIFIER))
 
-    def init_server(self, central: Central) -> Calibrated:
+    def init_server(self, server: ServerContext) -> Calibrated:
         refuse_other_classifier(self.base, "CCVR")
-        return self.calibrated(self.base.init_server(central))
+        return self.calibrated(self.base.init_server(server))
 
-    def setup(self, server: Calibrated, clients: Clients) -> Calibrated:
-        return self.calibrated(self.base.setup(server.base, clients))
+    def setup(self, state: Calibrated, clients: Clients) -> Calibrated:
+        return self.calibrated(self.base.setup(state.base, clients))
 
-    def aggregate(self, server: Calibrated, uploads: Uploads[Any], central: Central) -> Calibrated:
-        return self.calibrated(self.base.aggregate(server.base, uploads, central))
+    def aggregate(self, state: Calibrated, uploads: Uploads[Any], server: ServerContext) -> Calibrated:
+        return self.calibrated(self.base.aggregate(state.base, uploads, server))
 
-    def public(self, server: Calibrated) -> tuple[Params, Any] | None:
-        params, message = self.published(server.base)
-        return {**params, **server.classifier}, message
+    def public(self, state: Calibrated) -> tuple[Params, Any] | None:
+        params, message = self.published(state.base)
+        return {**params, **state.classifier}, message
 
-    def finish(self, server: Calibrated, clients: Clients) -> Calibrated:
+    def finish(self, state: Calibrated, clients: Clients) -> Calibrated:
         """The calibration."""
-        base, central = self.base.finish(server.base, clients), clients.central
+        base, server = self.base.finish(state.base, clients), clients.server
         params, _ = self.published(base)
-        width = embedded(central, params, torch.zeros(1, central.feature_dim)).shape[-1]
-        like = no_gaussians(central.task.num_classes, width)
+        width = embedded(server, params, torch.zeros(1, server.feature_dim)).shape[-1]
+        like = no_gaussians(server.num_classes, width)
         uploads = clients.run(self.describe, lambda c: replace(self.base.message_for(base, c), params=params), like)
         known = pooled(uploads, like)
         objective = Objective(virtual_loss, trains=CLASSIFIER)
-        params = central.fit(
+        params = server.fit(
             objective,
             params=params,
-            data=virtual_features(known, self.samples, central.generator),
+            data=virtual_features(known, self.samples, server.generator),
             context=(known.count > 0,),
             epochs=self.epochs,
             batch_size=BATCH,
@@ -110,9 +112,9 @@ class CCVR(Enclosing):
         )
         return Calibrated(base, matching(params, CLASSIFIER))
 
-    async def describe(self, local: Local, message: Any, memory: Any) -> Reply[ClassGaussians, Any]:
-        z = await local.map(classified, message.params)
-        return Reply(class_gaussians(z, local.data.labels, local.num_classes), memory)
+    async def describe(self, client: ClientContext, message: Any, memory: Any) -> Reply[ClassGaussians, Any]:
+        z = await client.map(classified, message.params)
+        return Reply(class_gaussians(z, client.data.labels, client.num_classes), memory)
 
 
 def classified(model: Model, batch: Batch) -> Tensor:

@@ -19,10 +19,12 @@ from typing import Literal
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch
-from protofed.method import Local, NonNegative, Objective, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import NonNegative
+from protofed.api.requests import Objective
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, OwnWeights, Weights, WeightUpload
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Params
 
 
@@ -34,17 +36,19 @@ class Ditto(GlobalModel[OwnWeights]):
     reference: Literal["received", "trained"] = "received"
     """What the own model is held to: the received weights, or what the client has just trained of them."""
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
-        return OwnWeights(local.initial_params())
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights(client.initial_params())
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
-        params = await local.fit(Objective(self.loss), params=message.params, context=(message, memory))
+    async def train(
+        self, client: ClientContext, message: Weights, memory: OwnWeights
+    ) -> Reply[WeightUpload, OwnWeights]:
+        params = await client.fit(Objective(self.loss), params=message.params, context=(message, memory))
         anchor = message.params if self.reference == "received" else params
-        own = await local.fit(Objective(self.personal_loss), params=memory.params, context=(Weights(anchor),))
-        return Reply(WeightUpload(params, local.num_examples), OwnWeights(own))
+        own = await client.fit(Objective(self.personal_loss), params=memory.params, context=(Weights(anchor),))
+        return Reply(WeightUpload(params, client.num_examples), OwnWeights(own))
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

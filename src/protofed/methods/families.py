@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Clients, Method, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.method import Central, ClientId, Clients, Local, Method, Objective, Reply, Task, Uploads
-from protofed.networks import Model, Parts, Patterns, matching, without
+from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Mean, Nothing, Params, record
@@ -50,25 +53,25 @@ class WeightSharing(Method[Weights, Weights, Memory, WeightUpload], Generic[Memo
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Memory) -> Tensor:
         """The local objective."""
 
-    def init_server(self, central: Central) -> Weights:
-        return Weights(without(central.initial_params(), self.private))
+    def init_server(self, server: ServerContext) -> Weights:
+        return Weights(without(server.initial_params(), self.private))
 
-    def message_for(self, server: Weights, client: ClientId) -> Weights:
-        return server
+    def message_for(self, state: Weights, client: ClientId) -> Weights:
+        return state
 
-    def upload_like(self, server: Weights, central: Central) -> WeightUpload:
-        return WeightUpload(server.params, torch.tensor(0))
+    def upload_spec(self, state: Weights, server: ServerContext) -> WeightUpload:
+        return WeightUpload(state.params, torch.tensor(0))
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
         mean = Mean()
         for _, upload in uploads:
             mean.add(upload.params, upload.num_examples.item())
         return Weights(mean.value())
 
-    async def train(self, local: Local, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:
+    async def train(self, client: ClientContext, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:
         start = self.local_weights(message, memory)
-        params = await local.fit(Objective(self.loss), params=start, context=(message, memory))
-        upload = WeightUpload(without(params, self.private), local.num_examples)
+        params = await client.fit(Objective(self.loss), params=start, context=(message, memory))
+        upload = WeightUpload(without(params, self.private), client.num_examples)
         return Reply(upload, self.remember(params, memory))
 
     def remember(self, params: Params, memory: Memory) -> Memory:
@@ -82,8 +85,8 @@ class WeightSharing(Method[Weights, Weights, Memory, WeightUpload], Generic[Memo
 class PartSharing(WeightSharing[OwnWeights]):
     """Clients train all weights together, send those that are not private, and keep those that are."""
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
-        return OwnWeights(matching(local.initial_params(), self.private))
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights(matching(client.initial_params(), self.private))
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
@@ -107,8 +110,8 @@ class GlobalModel(WeightSharing[Memory]):
     has_plain_classifier: ClassVar[bool] = True
     """Whether the classifier reads `Model.embedding`, so that a server can retrain it on features."""
 
-    def public(self, server: Weights) -> tuple[Params, Weights] | None:
-        return server.params, server
+    def public(self, state: Weights) -> tuple[Params, Weights] | None:
+        return state.params, state
 
 
 def refuse_other_classifier(base: GlobalModel[Any], method: str) -> None:
@@ -121,38 +124,38 @@ class Wrapper(Method[Any, Any, Any, Any]):
 
     base: GlobalModel[Any]
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        return self.base.networks(task, client)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        return self.base.networks(spec, client)
 
-    def init_server(self, central: Central) -> Any:
-        return self.base.init_server(central)
+    def init_server(self, server: ServerContext) -> Any:
+        return self.base.init_server(server)
 
-    def setup(self, server: Any, clients: Clients) -> Any:
-        return self.base.setup(server, clients)
+    def setup(self, state: Any, clients: Clients) -> Any:
+        return self.base.setup(state, clients)
 
-    def message_for(self, server: Any, client: ClientId) -> Any:
-        return self.base.message_for(server, client)
+    def message_for(self, state: Any, client: ClientId) -> Any:
+        return self.base.message_for(state, client)
 
-    def upload_like(self, server: Any, central: Central) -> Any:
-        return self.base.upload_like(server, central)
+    def upload_spec(self, state: Any, server: ServerContext) -> Any:
+        return self.base.upload_spec(state, server)
 
-    def aggregate(self, server: Any, uploads: Uploads[Any], central: Central) -> Any:
-        return self.base.aggregate(server, uploads, central)
+    def aggregate(self, state: Any, uploads: Uploads[Any], server: ServerContext) -> Any:
+        return self.base.aggregate(state, uploads, server)
 
-    def finish(self, server: Any, clients: Clients) -> Any:
-        return self.base.finish(server, clients)
+    def finish(self, state: Any, clients: Clients) -> Any:
+        return self.base.finish(state, clients)
 
-    def public(self, server: Any) -> tuple[Params, Any] | None:
-        return self.base.public(server)
+    def public(self, state: Any) -> tuple[Params, Any] | None:
+        return self.base.public(state)
 
-    def init_memory(self, local: Local, message: Any) -> Any:
-        return self.base.init_memory(local, message)
+    def init_memory(self, client: ClientContext, message: Any) -> Any:
+        return self.base.init_memory(client, message)
 
     def local_weights(self, message: Any, memory: Any) -> Params:
         return self.base.local_weights(message, memory)
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
-        return await self.base.train(local, message, memory)
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
+        return await self.base.train(client, message, memory)
 
     def trained_weights(self, upload: Any, memory: Any) -> Params:
         return self.base.trained_weights(upload, memory)
@@ -161,26 +164,26 @@ class Wrapper(Method[Any, Any, Any, Any]):
         return self.base.predict(model, x, message, memory)
 
 
-class Enclosing(Wrapper):
+class StatefulWrapper(Wrapper):
     """A wrapper whose server knows more than the base's: its record has the base's as `base`."""
 
-    def setup(self, server: Any, clients: Clients) -> Any:
-        return replace(server, base=self.base.setup(server.base, clients))
+    def setup(self, state: Any, clients: Clients) -> Any:
+        return replace(state, base=self.base.setup(state.base, clients))
 
-    def message_for(self, server: Any, client: ClientId) -> Any:
-        return self.base.message_for(server.base, client)
+    def message_for(self, state: Any, client: ClientId) -> Any:
+        return self.base.message_for(state.base, client)
 
-    def upload_like(self, server: Any, central: Central) -> Any:
-        return self.base.upload_like(server.base, central)
+    def upload_spec(self, state: Any, server: ServerContext) -> Any:
+        return self.base.upload_spec(state.base, server)
 
-    def aggregate(self, server: Any, uploads: Uploads[Any], central: Central) -> Any:
-        return replace(server, base=self.base.aggregate(server.base, uploads, central))
+    def aggregate(self, state: Any, uploads: Uploads[Any], server: ServerContext) -> Any:
+        return replace(state, base=self.base.aggregate(state.base, uploads, server))
 
-    def finish(self, server: Any, clients: Clients) -> Any:
-        return replace(server, base=self.base.finish(server.base, clients))
+    def finish(self, state: Any, clients: Clients) -> Any:
+        return replace(state, base=self.base.finish(state.base, clients))
 
-    def public(self, server: Any) -> tuple[Params, Any] | None:
-        return self.base.public(server.base)
+    def public(self, state: Any) -> tuple[Params, Any] | None:
+        return self.base.public(state.base)
 
     def published(self, base_server: Any) -> tuple[Params, Any]:
         """The base's public model, which a global model always has, and the message that it predicts with."""
@@ -223,43 +226,43 @@ class PrototypeSharing(
     def prototype_loss(self, z: Tensor, batch: Batch, known: Known) -> Tensor:
         """The terms that read prototypes, per example, (B,)."""
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        return class_means.with_recorder(task, task.model(client), self.prototype_mode)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
 
-    def init_server(self, central: Central) -> WeightsAndPrototypes[Known]:
-        params = without(central.initial_params(), class_means.RECORDED)
-        return WeightsAndPrototypes(params, self.no_prototypes(central.task.num_classes, central.feature_dim))
+    def init_server(self, server: ServerContext) -> WeightsAndPrototypes[Known]:
+        params = without(server.initial_params(), class_means.RECORDED)
+        return WeightsAndPrototypes(params, self.no_prototypes(server.num_classes, server.feature_dim))
 
-    def message_for(self, server: WeightsAndPrototypes[Known], client: ClientId) -> WeightsAndPrototypes[Known]:
-        return server
+    def message_for(self, state: WeightsAndPrototypes[Known], client: ClientId) -> WeightsAndPrototypes[Known]:
+        return state
 
-    def public(self, server: WeightsAndPrototypes[Known]) -> tuple[Params, WeightsAndPrototypes[Known]] | None:
-        return server.params, server
+    def public(self, state: WeightsAndPrototypes[Known]) -> tuple[Params, WeightsAndPrototypes[Known]] | None:
+        return state.params, state
 
-    def upload_like(self, server: WeightsAndPrototypes[Known], central: Central) -> PrototypeUpload:
-        prototypes = class_means.no_prototypes(central.task.num_classes, central.feature_dim)
-        return PrototypeUpload(server.params, prototypes, torch.tensor(0))
+    def upload_spec(self, state: WeightsAndPrototypes[Known], server: ServerContext) -> PrototypeUpload:
+        prototypes = class_means.no_prototypes(server.num_classes, server.feature_dim)
+        return PrototypeUpload(state.params, prototypes, torch.tensor(0))
 
     def aggregate(
-        self, server: WeightsAndPrototypes[Known], uploads: Uploads[PrototypeUpload], central: Central
+        self, state: WeightsAndPrototypes[Known], uploads: Uploads[PrototypeUpload], server: ServerContext
     ) -> WeightsAndPrototypes[Known]:
         mean, prototypes = Mean(), []
         for _, upload in uploads:
             mean.add(upload.params, upload.num_examples.item())
             prototypes.append(upload.prototypes)
-        return WeightsAndPrototypes(mean.value(), self.combine(prototypes, server.prototypes))
+        return WeightsAndPrototypes(mean.value(), self.combine(prototypes, state.prototypes))
 
     def local_weights(self, message: WeightsAndPrototypes[Known], memory: Nothing) -> Params:
         return message.params
 
     async def train(
-        self, local: Local, message: WeightsAndPrototypes[Known], memory: Nothing
+        self, client: ClientContext, message: WeightsAndPrototypes[Known], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
-        start = class_means.cleared(message.params, local.networks)
-        params = await local.fit(Objective(self.loss), params=start, context=(message.prototypes,))
-        prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
+        start = class_means.cleared(message.params, client.networks)
+        params = await client.fit(Objective(self.loss), params=start, context=(message.prototypes,))
+        prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
         shared = without(params, (*self.private, *class_means.RECORDED))
-        return Reply(PrototypeUpload(shared, prototypes, local.num_examples), memory)
+        return Reply(PrototypeUpload(shared, prototypes, client.num_examples), memory)
 
     def loss(self, model: Model, batch: Batch, known: Known) -> Tensor:
         """The local objective: cross-entropy and what the method adds."""

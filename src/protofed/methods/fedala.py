@@ -27,12 +27,14 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch, Data
-from protofed.method import Local, NonNegative, Objective, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import NonNegative
+from protofed.api.requests import Objective
+from protofed.data.batches import Batch, Data
 from protofed.methods.families import HEAD, GlobalModel, Weights, WeightUpload
 from protofed.methods.ifca import total_loss
-from protofed.networks import Model, Patterns, matching
-from protofed.optim import Gradient
+from protofed.nn.networks import Model, Patterns, matching
+from protofed.optim.optimizers import Gradient
 from protofed.seeds import generator
 from protofed.tree import Nothing, Params, record
 
@@ -80,38 +82,38 @@ class FedALA(GlobalModel[Mixing]):
     def mixed_layers(self) -> Patterns:
         return HEAD if self.mixed == "classifier" else ("*",)
 
-    def init_memory(self, local: Local, message: Weights) -> Mixing:
-        mixed = matching(tree.select(message.params, local.networks.trainable), self.mixed_layers)
+    def init_memory(self, client: ClientContext, message: Weights) -> Mixing:
+        mixed = matching(tree.select(message.params, client.networks.trainable), self.mixed_layers)
         return Mixing(message.params, tree.map(torch.ones_like, mixed), torch.tensor(0))
 
     def local_weights(self, message: Weights, memory: Mixing) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Weights, memory: Mixing) -> Reply[WeightUpload, Mixing]:
+    async def train(self, client: ClientContext, message: Weights, memory: Mixing) -> Reply[WeightUpload, Mixing]:
         if self.mixing_rate and memory.num_trained:
-            memory = await self.learn_mixing(local, message, memory)
+            memory = await self.learn_mixing(client, message, memory)
         start = {**message.params, **mixture(message, memory, memory.shares)}
-        params = await local.fit(Objective(self.loss), params=start, context=(message, memory))
-        upload = WeightUpload(params, local.num_examples)
+        params = await client.fit(Objective(self.loss), params=start, context=(message, memory))
+        upload = WeightUpload(params, client.num_examples)
         return Reply(upload, Mixing(params, memory.shares, memory.num_trained + 1))
 
-    async def learn_mixing(self, local: Local, message: Weights, memory: Mixing) -> Mixing:
+    async def learn_mixing(self, client: ClientContext, message: Weights, memory: Mixing) -> Mixing:
         """Passes over the drawn examples: until the loss is steady when it is the first time, one afterwards."""
-        local = replace(local, terms=())  # while shares stand where weights do, no added term could read these
-        data = drawn(local, self.mixing_data)
+        client = replace(client, terms=())  # while shares stand where weights do, no added term could read these
+        data = drawn(client, self.mixing_data)
         if memory.num_trained > 1:
-            return await self.one_pass(local, message, memory, data)
+            return await self.one_pass(client, message, memory, data)
         losses: list[float] = []
         while len(losses) < MOST_PASSES and not is_steady(losses, self.threshold):
-            memory = await self.one_pass(local, message, memory, data)
+            memory = await self.one_pass(client, message, memory, data)
             params = {**message.params, **mixture(message, memory, memory.shares)}
-            loss = await local.total(total_loss, params, data=data)
+            loss = await client.total(total_loss, params, data=data)
             losses.append(loss.item() / len(data))
         return memory
 
-    async def one_pass(self, local: Local, message: Weights, memory: Mixing, data: Data) -> Mixing:
+    async def one_pass(self, client: ClientContext, message: Weights, memory: Mixing, data: Data) -> Mixing:
         """One pass in which the shares descend the loss of the mixture."""
-        params = await local.fit(
+        params = await client.fit(
             Objective(self.mixing_loss, trains=self.mixed_layers),
             params={**message.params, **memory.shares},
             context=(message, memory),
@@ -136,11 +138,11 @@ def mixture(message: Weights, memory: Mixing, shares: Params) -> Params:
     return {name: torch.lerp(memory.params[name], message.params[name], share) for name, share in shares.items()}
 
 
-def drawn(local: Local, part: float) -> Data:
+def drawn(client: ClientContext, part: float) -> Data:
     """A random part of the client's examples."""
-    count = max(1, int(part * len(local.data)))
-    order = torch.randperm(len(local.data), generator=generator(local.step_seed, "mixing"))
-    return local.data.rows(order[:count])
+    count = max(1, int(part * len(client.data)))
+    order = torch.randperm(len(client.data), generator=generator(client.step_seed, "mixing"))
+    return client.data.rows(order[:count])
 
 
 def is_steady(losses: list[float], threshold: float) -> bool:

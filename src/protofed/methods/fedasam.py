@@ -20,13 +20,15 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from protofed.data import Batch
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import NonNegative, SettingErrors, Uploads
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.method import Central, ClientId, Local, NonNegative, Objections, Reply, Task, Uploads
 from protofed.methods.averaging import averaged
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
-from protofed.networks import Model
-from protofed.optim import Adam, Asam, Optimizer, Sgd
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Adam, Asam, Optimizer, Sgd
 from protofed.tree import Nothing, Params, record
 
 
@@ -50,32 +52,32 @@ class FedASAM(GlobalModel[Nothing]):
     averaging_start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """The share of the rounds after which the averaging starts."""
 
-    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         if not isinstance(optimizer, Sgd | Adam):
             kind = type(optimizer).__name__.lower()
             what = f"FedASAM makes the optimiser sharpness-aware itself: take sgd or adam, not {kind}"
             yield "training.optimizer.name", what
 
-    def init_server(self, central: Central) -> Averaged:
-        sharpness_aware(central.optimizer, self.rho, self.eta)  # refuses here what no client could train with
-        params = super().init_server(central).params
+    def init_server(self, server: ServerContext) -> Averaged:
+        sharpness_aware(server.optimizer, self.rho, self.eta)  # refuses here what no client could train with
+        params = super().init_server(server).params
         return Averaged(params, params, torch.tensor(0))
 
-    def message_for(self, server: Weights, client: ClientId) -> Weights:
-        return Weights(server.params)
+    def message_for(self, state: Weights, client: ClientId) -> Weights:
+        return Weights(state.params)
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Averaged:
-        previous = cast(Averaged, server)
-        params = super().aggregate(server, uploads, central).params
-        is_late = self.averaging and central.round + 1 > self.averaging_start * central.num_rounds
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Averaged:
+        previous = cast(Averaged, state)
+        params = super().aggregate(state, uploads, server).params
+        is_late = self.averaging and server.round + 1 > self.averaging_start * server.num_rounds
         return Averaged(params, *averaged(previous.average, previous.count, params, is_late))
 
-    def public(self, server: Weights) -> tuple[Params, Weights] | None:
-        return cast(Averaged, server).average, Weights(server.params)
+    def public(self, state: Weights) -> tuple[Params, Weights] | None:
+        return cast(Averaged, state).average, Weights(state.params)
 
-    async def train(self, local: Local, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
-        optimizer = sharpness_aware(local.optimizer, self.rho, self.eta)
-        return await super().train(replace(local, optimizer=optimizer), message, memory)
+    async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
+        optimizer = sharpness_aware(client.optimizer, self.rho, self.eta)
+        return await super().train(replace(client, optimizer=optimizer), message, memory)
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

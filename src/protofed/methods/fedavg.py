@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from protofed.data import Batch
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weights
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Nothing
 
 

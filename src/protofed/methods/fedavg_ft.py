@@ -20,10 +20,12 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Clients, Local, Objective, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import Clients
+from protofed.api.requests import Objective
+from protofed.data.batches import Batch
 from protofed.methods.families import HEAD, GlobalModel, OwnWeights, Weights, WeightUpload
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Nothing, Params
 
 
@@ -35,27 +37,31 @@ class FedAvgFT(GlobalModel[OwnWeights]):
     fine_tuned: Literal["all", "classifier"] = "all"
     """The layers that are fine-tuned."""
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
         return OwnWeights(message.params)
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
-        params = await local.fit(Objective(self.loss), params=message.params, context=(message, memory))
-        fine_tuned = await self.fine_tune(local, message, memory)
-        return Reply(WeightUpload(params, local.num_examples), fine_tuned.memory)
+    async def train(
+        self, client: ClientContext, message: Weights, memory: OwnWeights
+    ) -> Reply[WeightUpload, OwnWeights]:
+        params = await client.fit(Objective(self.loss), params=message.params, context=(message, memory))
+        fine_tuned = await self.fine_tune(client, message, memory)
+        return Reply(WeightUpload(params, client.num_examples), fine_tuned.memory)
 
-    async def fine_tune(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[Nothing, OwnWeights]:
+    async def fine_tune(
+        self, client: ClientContext, message: Weights, memory: OwnWeights
+    ) -> Reply[Nothing, OwnWeights]:
         objective = Objective(self.loss, trains=("*",) if self.fine_tuned == "all" else HEAD)
         epochs = self.fine_tuning_epochs
-        own = await local.fit(objective, params=message.params, context=(message, memory), epochs=epochs)
+        own = await client.fit(objective, params=message.params, context=(message, memory), epochs=epochs)
         return Reply(Nothing(), OwnWeights(own))
 
-    def finish(self, server: Weights, clients: Clients) -> Weights:
-        for _ in clients.run(self.fine_tune, lambda client: self.message_for(server, client), Nothing()):
+    def finish(self, state: Weights, clients: Clients) -> Weights:
+        for _ in clients.run(self.fine_tune, lambda client: self.message_for(state, client), Nothing()):
             pass
-        return server
+        return state
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

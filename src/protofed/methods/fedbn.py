@@ -15,8 +15,10 @@ Departures:
 from dataclasses import dataclass
 
 from protofed import tree
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Uploads
+from protofed.api.requests import Objective
 from protofed.errors import BadInput
-from protofed.method import Central, Local, Objective, Reply, Uploads
 from protofed.methods.families import OwnWeights, PartSharing, Weighting, Weights, WeightUpload, weighted
 
 
@@ -29,22 +31,24 @@ class FedBN(PartSharing):
     # Which weights belong to layers of normalisation only the networks know; statistics go by these names in all.
     private = ("*.running_mean", "*.running_var")
 
-    def init_server(self, central: Central) -> Weights:
-        kept = central.networks.normalisation
+    def init_server(self, server: ServerContext) -> Weights:
+        kept = server.networks.normalisation
         if not kept:
             raise BadInput(
                 "FedBN: the network has no layers of normalisation to keep; without them it is FedAvg, so use that"
             )
-        return Weights({name: leaf for name, leaf in central.initial_params().items() if name not in kept})
+        return Weights({name: leaf for name, leaf in server.initial_params().items() if name not in kept})
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
-        return super().aggregate(server, weighted(uploads, self.weighting), central)
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
+        return super().aggregate(state, weighted(uploads, self.weighting), server)
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
-        return OwnWeights(tree.select(local.initial_params(), local.networks.normalisation))
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights(tree.select(client.initial_params(), client.networks.normalisation))
 
-    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
+    async def train(
+        self, client: ClientContext, message: Weights, memory: OwnWeights
+    ) -> Reply[WeightUpload, OwnWeights]:
         start = self.local_weights(message, memory)
-        params = await local.fit(Objective(self.loss), params=start, context=(message, memory))
-        upload = WeightUpload(tree.select(params, list(message.params)), local.num_examples)
+        params = await client.fit(Objective(self.loss), params=start, context=(message, memory))
+        upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
         return Reply(upload, self.remember(params, memory))

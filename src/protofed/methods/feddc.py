@@ -27,14 +27,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, NonNegative, Objections, Reply, Task, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import NonNegative, SettingErrors, Uploads
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
-from protofed.methods.feddyn import drift_penalty, mean_upload, moved, undrifted, zeros
+from protofed.methods.feddyn import corrected, drift_penalty, mean_upload, moved, zeros
 from protofed.methods.fednova import needs_sgd
 from protofed.methods.scaffold import inner_product, mean_gradient
-from protofed.networks import Model
-from protofed.optim import Optimizer
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, record
 
 
@@ -78,39 +80,41 @@ class FedDC(GlobalModel[Decoupling]):
     weighting: Weighting = "uniform"
     """Whether clients count the same in means and by examples in their objectives, or by examples in means."""
 
-    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("FedDC", optimizer)
 
-    def init_server(self, central: Central) -> Decoupled:
-        params = super().init_server(central).params
-        zero = zeros(params, central.networks.trainable)
-        return Decoupled(params, zero, zero, relative_sizes(central.task, self.weighting))
+    def init_server(self, server: ServerContext) -> Decoupled:
+        params = super().init_server(server).params
+        zero = zeros(params, server.networks.trainable)
+        return Decoupled(params, zero, zero, relative_sizes(server.spec, self.weighting))
 
-    def message_for(self, server: Weights, client: ClientId) -> Guided:
-        known = cast(Decoupled, server)
+    def message_for(self, state: Weights, client: ClientId) -> Guided:
+        known = cast(Decoupled, state)
         return Guided(known.params, known.gradient, known.sizes[client])
 
-    def upload_like(self, server: Weights, central: Central) -> GradientUpload:
-        return GradientUpload(server.params, torch.tensor(0), cast(Decoupled, server).gradient)
+    def upload_spec(self, state: Weights, server: ServerContext) -> GradientUpload:
+        return GradientUpload(state.params, torch.tensor(0), cast(Decoupled, state).gradient)
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Decoupled:
-        mean, share = mean_upload(cast(Uploads[GradientUpload], uploads), self.weighting, central)
-        known = cast(Decoupled, server)
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Decoupled:
+        mean, share = mean_upload(cast(Uploads[GradientUpload], uploads), self.weighting, server)
+        known = cast(Decoupled, state)
         drift = moved(known.drift, mean.params, known.params, share)
         gradient = {name: leaf + share * mean.change[name] for name, leaf in known.gradient.items()}
-        params = undrifted(mean.params, drift) if self.penalty_weight else mean.params
+        params = corrected(mean.params, drift) if self.penalty_weight else mean.params
         return Decoupled(params, drift, gradient, known.sizes)
 
-    def init_memory(self, local: Local, message: Weights) -> Decoupling:
-        zero = zeros(message.params, local.networks.trainable)
+    def init_memory(self, client: ClientContext, message: Weights) -> Decoupling:
+        zero = zeros(message.params, client.networks.trainable)
         return Decoupling(zero, zero)
 
-    async def train(self, local: Local, message: Weights, memory: Decoupling) -> Reply[WeightUpload, Decoupling]:
-        reply = await super().train(local, message, memory)
+    async def train(
+        self, client: ClientContext, message: Weights, memory: Decoupling
+    ) -> Reply[WeightUpload, Decoupling]:
+        reply = await super().train(client, message, memory)
         trained, known = reply.upload.params, cast(Guided, message)
         change = {name: torch.zeros_like(leaf) for name, leaf in memory.gradient.items()}
         if self.gradient_correction:
-            slope = mean_gradient(local, message.params, trained, "FedDC")
+            slope = mean_gradient(client, message.params, trained, "FedDC")
             change = {name: slope[name] - leaf / known.size for name, leaf in known.gradient.items()}
         gradient = {name: leaf + change[name] for name, leaf in memory.gradient.items()}
         sent = {name: leaf * known.size for name, leaf in change.items()}
@@ -126,8 +130,8 @@ class FedDC(GlobalModel[Decoupling]):
         return batch.cross_entropy(model.logits(batch.x)) + towards
 
 
-def relative_sizes(task: Task, weighting: Weighting) -> dict[ClientId, Tensor]:
+def relative_sizes(spec: TaskSpec, weighting: Weighting) -> dict[ClientId, Tensor]:
     """Each client's number of examples over the mean client's; 1 for all where the means are weighted."""
-    mean = sum(len(data) for data in task.clients.values()) / len(task.clients)
-    sizes = {client: len(data) / mean for client, data in task.clients.items()}
+    mean = spec.num_examples / len(spec.clients)
+    sizes = {client: enrolment.num_examples / mean for client, enrolment in spec.clients.items()}
     return {client: torch.tensor(1.0 if weighting == "examples" else size) for client, size in sizes.items()}

@@ -19,11 +19,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Local, NonNegative, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import NonNegative
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Wrapper
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Model
+from protofed.nn.networks import Model
 
 Scale = Literal["code", "paper"]
 EPS = 1e-8
@@ -40,10 +41,10 @@ class FedDecorr(Wrapper):
     """Whether the penalty is that of the authors' code, over pairs of dimensions and times the size of the batch, or
     ‖K‖² / d² as in the paper."""
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Any, Any]:
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
         if self.decorrelation_weight:
-            local = local.adding(self.penalty)
-        return await self.base.train(local, message, memory)
+            client = client.with_loss_term(self.penalty)
+        return await self.base.train(client, message, memory)
 
     def penalty(self, model: Model, batch: Batch) -> Tensor:
         """What every objective of the base method has added to it."""

@@ -21,10 +21,12 @@ from typing import TypeVar, cast
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, NonNegative, Reply, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import NonNegative, Uploads
+from protofed.api.task import ClientId
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Mean, Params, record
 
 Upload = TypeVar("Upload", bound=WeightUpload)
@@ -50,24 +52,24 @@ class FedDyn(GlobalModel[Drift]):
     weighting: Weighting = "uniform"
     """Whether clients count the same, or by their numbers of examples."""
 
-    def init_server(self, central: Central) -> Drifting:
-        params = super().init_server(central).params
-        return Drifting(params, zeros(params, central.networks.trainable))
+    def init_server(self, server: ServerContext) -> Drifting:
+        params = super().init_server(server).params
+        return Drifting(params, zeros(params, server.networks.trainable))
 
-    def message_for(self, server: Weights, client: ClientId) -> Weights:
-        return Weights(server.params)
+    def message_for(self, state: Weights, client: ClientId) -> Weights:
+        return Weights(state.params)
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Drifting:
-        upload, share = mean_upload(uploads, self.weighting, central)
-        previous = cast(Drifting, server)
-        drift = moved(previous.drift, upload.params, server.params, share)
-        return Drifting(undrifted(upload.params, drift) if self.penalty_weight else upload.params, drift)
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Drifting:
+        upload, share = mean_upload(uploads, self.weighting, server)
+        previous = cast(Drifting, state)
+        drift = moved(previous.drift, upload.params, state.params, share)
+        return Drifting(corrected(upload.params, drift) if self.penalty_weight else upload.params, drift)
 
-    def init_memory(self, local: Local, message: Weights) -> Drift:
-        return Drift(zeros(message.params, local.networks.trainable))
+    def init_memory(self, client: ClientContext, message: Weights) -> Drift:
+        return Drift(zeros(message.params, client.networks.trainable))
 
-    async def train(self, local: Local, message: Weights, memory: Drift) -> Reply[WeightUpload, Drift]:
-        reply = await super().train(local, message, memory)
+    async def train(self, client: ClientContext, message: Weights, memory: Drift) -> Reply[WeightUpload, Drift]:
+        reply = await super().train(client, message, memory)
         return Reply(reply.upload, Drift(moved(memory.drift, reply.upload.params, message.params)))
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Drift) -> Tensor:
@@ -87,7 +89,7 @@ def moved(drift: Params, end: Params, start: Params, share: float = 1.0) -> Para
     return {name: leaf + share * (end[name] - start[name]) for name, leaf in drift.items()}
 
 
-def undrifted(mean: Params, drift: Params) -> Params:
+def corrected(mean: Params, drift: Params) -> Params:
     """The mean of the clients' weights, moved on by their mean drift."""
     return {**mean, **{name: mean[name] + leaf for name, leaf in drift.items()}}
 
@@ -96,7 +98,7 @@ def zeros(params: Params, names: tuple[str, ...]) -> Params:
     return {name: params[name].new_zeros(params[name].shape) for name in names}
 
 
-def mean_upload(uploads: Uploads[Upload], weighting: Weighting, central: Central) -> tuple[Upload, float]:
+def mean_upload(uploads: Uploads[Upload], weighting: Weighting, server: ServerContext) -> tuple[Upload, float]:
     """The mean of the uploads, and which share of the weight of all clients is behind it."""
     is_uniform = weighting == "uniform"
     mean, total = Mean(), 0.0
@@ -104,4 +106,4 @@ def mean_upload(uploads: Uploads[Upload], weighting: Weighting, central: Central
         weight = 1.0 if is_uniform else upload.num_examples.item()
         mean.add(upload, weight)
         total += weight
-    return mean.value(), total / sum(1 if is_uniform else len(data) for data in central.task.clients.values())
+    return mean.value(), total / (len(server.spec.clients) if is_uniform else server.spec.num_examples)

@@ -25,12 +25,14 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from protofed.data import Batch
+from protofed.api.contexts import ClientContext
+from protofed.api.method import NonNegative, Positive
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.method import ClientId, Local, NonNegative, Positive, Task
 from protofed.methods.families import GlobalModel, Weights
 from protofed.methods.fednh import embedding_dim
-from protofed.networks import Model, Parts
+from protofed.nn.networks import Model, Parts
 from protofed.prototypes.contrast import EPS
 from protofed.seeds import generator
 from protofed.tree import record
@@ -72,13 +74,13 @@ class FedETF(GlobalModel[ClassCounts]):
     balance: NonNegative = 1.0
     """γ, how strongly scores are shifted by the numbers of examples of the classes while a client trains."""
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        parts, dim = task.model(client), self.dimension or task.num_classes
-        head = FrameClassifier(embedding_dim(task, parts), task.num_classes, dim, self.initial_scale)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts, dim = spec.model(client), self.dimension or spec.num_classes
+        head = FrameClassifier(embedding_dim(spec, parts), spec.num_classes, dim, self.initial_scale)
         return {**parts, "classifier": head}
 
-    def init_memory(self, local: Local, message: Weights) -> ClassCounts:
-        return ClassCounts(local.data.labels.bincount(minlength=local.num_classes).float())
+    def init_memory(self, client: ClientContext, message: Weights) -> ClassCounts:
+        return ClassCounts(client.data.labels.bincount(minlength=client.num_classes).float())
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: ClassCounts) -> Tensor:
         """The local objective: cross-entropy of the balanced softmax."""

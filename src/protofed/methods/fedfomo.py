@@ -26,11 +26,14 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch, Data
-from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId
+from protofed.data.batches import Batch, Data
 from protofed.methods.families import OwnWeights, Weights
 from protofed.methods.ifca import model_at, stacked, total_loss
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.seeds import generator
 from protofed.tree import Mean, Params, record
 
@@ -62,51 +65,53 @@ class FedFomo(Method[Models, Weights, OwnWeights, WorthUpload]):
     exploration_decay: Share = 0.05
     """What ε falls by in each round."""
 
-    def init_server(self, central: Central) -> Models:
-        clients, params = sorted(central.task.clients), central.initial_params()
+    def init_server(self, server: ServerContext) -> Models:
+        clients, params = sorted(server.spec.clients), server.initial_params()
         affinity = dict.fromkeys(clients, torch.zeros(len(clients)))
-        return Models(dict.fromkeys(clients, params), affinity, self.chosen(affinity, 0, central))
+        return Models(dict.fromkeys(clients, params), affinity, self.chosen(affinity, 0, server))
 
-    def chosen(self, affinity: dict[ClientId, Tensor], round: int, central: Central) -> dict[ClientId, Tensor]:
+    def chosen(self, affinity: dict[ClientId, Tensor], round: int, server: ServerContext) -> dict[ClientId, Tensor]:
         """Whose models each client is sent in a round."""
         chance = max(0.0, self.exploration - self.exploration_decay * round)
         size = max(1, min(self.num_models, len(affinity) - 1))
         return {
-            client: explored(worth, k, size, chance, central.generator)
+            client: explored(worth, k, size, chance, server.generator)
             for k, (client, worth) in enumerate(affinity.items())
         }
 
-    def message_for(self, server: Models, client: ClientId) -> Weights:
-        models = list(server.models.values())
-        return Weights(stacked([models[k] for k in server.sent[client].tolist()]))
+    def message_for(self, state: Models, client: ClientId) -> Weights:
+        models = list(state.models.values())
+        return Weights(stacked([models[k] for k in state.sent[client].tolist()]))
 
-    def upload_like(self, server: Models, central: Central) -> WorthUpload:
-        size = len(next(iter(server.sent.values())))
-        return WorthUpload(next(iter(server.models.values())), torch.zeros(size))
+    def upload_spec(self, state: Models, server: ServerContext) -> WorthUpload:
+        size = len(next(iter(state.sent.values())))
+        return WorthUpload(next(iter(state.models.values())), torch.zeros(size))
 
-    def aggregate(self, server: Models, uploads: Uploads[WorthUpload], central: Central) -> Models:
+    def aggregate(self, state: Models, uploads: Uploads[WorthUpload], server: ServerContext) -> Models:
         """No aggregation: the server remembers."""
-        models, affinity = dict(server.models), dict(server.affinity)
+        models, affinity = dict(state.models), dict(state.affinity)
         for client, upload in uploads:
             models[client] = upload.params
-            affinity[client] = affinity[client].index_add(0, server.sent[client], upload.worth)
-        return Models(models, affinity, self.chosen(affinity, central.round + 1, central))
+            affinity[client] = affinity[client].index_add(0, state.sent[client], upload.worth)
+        return Models(models, affinity, self.chosen(affinity, server.round + 1, server))
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
-        return OwnWeights(local.initial_params())
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights(client.initial_params())
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WorthUpload, OwnWeights]:
-        training, validation = split(local.data, self.validation, generator(local.seed, "validation", local.client))
+    async def train(
+        self, client: ClientContext, message: Weights, memory: OwnWeights
+    ) -> Reply[WorthUpload, OwnWeights]:
+        training, validation = split(client.data, self.validation, generator(client.seed, "validation", client.id))
         models = [model_at(message.params, k) for k in range(len(next(iter(message.params.values()))))]
-        own = await local.total(total_loss, memory.params, data=validation)
-        losses = torch.stack([await local.total(total_loss, params, data=validation) for params in models])  # (M,)
-        distance = torch.stack([distance_of(params, memory.params, local.networks.trainable) for params in models])
+        own = await client.total(total_loss, memory.params, data=validation)
+        losses = torch.stack([await client.total(total_loss, params, data=validation) for params in models])  # (M,)
+        distance = torch.stack([distance_of(params, memory.params, client.networks.trainable) for params in models])
         worth = worths(own / len(validation), losses / len(validation), distance)
         start = mixed(memory.params, models, mixing_weights(worth))
-        params = await local.fit(Objective(self.loss), params=start, data=training)
+        params = await client.fit(Objective(self.loss), params=start, data=training)
         return Reply(WorthUpload(params, worth), OwnWeights(params))
 
     def loss(self, model: Model, batch: Batch) -> Tensor:

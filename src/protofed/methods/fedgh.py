@@ -23,11 +23,14 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from protofed.data import Batch, Data
-from protofed.method import Central, ClientId, Local, Method, Objective, Positive, Reply, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Positive, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId
+from protofed.data.batches import Batch, Data
 from protofed.methods.families import OwnWeights, Weights
-from protofed.networks import Model, Patterns, matching
-from protofed.optim import Sgd
+from protofed.nn.networks import Model, Patterns, matching
+from protofed.optim.optimizers import Sgd
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import Prototypes
 from protofed.tree import Params
@@ -49,20 +52,20 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
 
     private = ("*",)
 
-    def init_server(self, central: Central) -> Weights:
-        return Weights(matching(central.initial_params(), HEADER))
+    def init_server(self, server: ServerContext) -> Weights:
+        return Weights(matching(server.initial_params(), HEADER))
 
-    def message_for(self, server: Weights, client: ClientId) -> Weights:
-        return server
+    def message_for(self, state: Weights, client: ClientId) -> Weights:
+        return state
 
-    def upload_like(self, server: Weights, central: Central) -> Prototypes:
-        return class_means.no_prototypes(central.task.num_classes, central.feature_dim)
+    def upload_spec(self, state: Weights, server: ServerContext) -> Prototypes:
+        return class_means.no_prototypes(server.num_classes, server.feature_dim)
 
-    def aggregate(self, server: Weights, uploads: Uploads[Prototypes], central: Central) -> Weights:
+    def aggregate(self, state: Weights, uploads: Uploads[Prototypes], server: ServerContext) -> Weights:
         """The header, trained on the class means of the round."""
-        params = central.fit(
+        params = server.fit(
             Objective(header_loss, trains=HEADER),
-            params={**central.initial_params(), **server.params},
+            params={**server.initial_params(), **state.params},
             data=pairs(dict(uploads)),
             epochs=self.header_epochs,
             batch_size=self.header_batch,
@@ -70,8 +73,8 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
         )
         return Weights(matching(params, HEADER))
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
-        return OwnWeights({**local.initial_params(), **message.params})
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights({**client.initial_params(), **message.params})
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return memory.params if self.inference == "trained" else {**memory.params, **message.params}
@@ -79,10 +82,10 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
     def trained_weights(self, upload: Prototypes, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[Prototypes, OwnWeights]:
+    async def train(self, client: ClientContext, message: Weights, memory: OwnWeights) -> Reply[Prototypes, OwnWeights]:
         start = {**memory.params, **message.params}
-        params = await local.fit(Objective(self.loss), params=start)
-        means = class_means.ownership(await class_means.of_client(local, params, "recomputed"))
+        params = await client.fit(Objective(self.loss), params=start)
+        means = class_means.ownership(await class_means.of_client(client, params, "recomputed"))
         return Reply(means, OwnWeights(params))
 
     def loss(self, model: Model, batch: Batch) -> Tensor:

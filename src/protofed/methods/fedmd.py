@@ -25,11 +25,14 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from protofed.data import Batch, Data
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, SettingErrors, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch, Data
 from protofed.errors import BadInput
-from protofed.method import Central, ClientId, Local, Method, Objections, Objective, Reply, Task, Uploads
-from protofed.networks import Model
-from protofed.optim import Optimizer
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Optimizer
 from protofed.tree import Mean, Params, record
 
 Count = Annotated[int, Ge(1)]
@@ -68,51 +71,51 @@ class FedMD(Method[Consensus, Consensus, OwnModel, Scores]):
 
     # ---- the server's half
 
-    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
-        if task is not None and task.public is None:
-            yield "name", f"FedMD needs public examples, and the task {task.name} has none"
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        if spec is not None and spec.public is None:
+            yield "name", f"FedMD needs public examples, and the task {spec.name} has none"
 
-    def init_server(self, central: Central) -> Consensus:
-        size = min(self.alignment_size, len(public_of(central)))
-        nothing = torch.zeros(size, central.task.num_classes)
-        return Consensus(torch.zeros(size, dtype=torch.int64), nothing, torch.tensor(0.0), drawn(central, size))
+    def init_server(self, server: ServerContext) -> Consensus:
+        size = min(self.alignment_size, len(public_of(server)))
+        nothing = torch.zeros(size, server.num_classes)
+        return Consensus(torch.zeros(size, dtype=torch.int64), nothing, torch.tensor(0.0), drawn(server, size))
 
-    def message_for(self, server: Consensus, client: ClientId) -> Consensus:
-        return server
+    def message_for(self, state: Consensus, client: ClientId) -> Consensus:
+        return state
 
-    def upload_like(self, server: Consensus, central: Central) -> Scores:
-        return Scores(server.scores)
+    def upload_spec(self, state: Consensus, server: ServerContext) -> Scores:
+        return Scores(state.scores)
 
-    def aggregate(self, server: Consensus, uploads: Uploads[Scores], central: Central) -> Consensus:
+    def aggregate(self, state: Consensus, uploads: Uploads[Scores], server: ServerContext) -> Consensus:
         mean = Mean()
         for _, upload in uploads:
             mean.add(upload.scores)
-        return Consensus(server.wanted, mean.value(), torch.tensor(1.0), drawn(central, len(server.wanted)))
+        return Consensus(state.wanted, mean.value(), torch.tensor(1.0), drawn(server, len(state.wanted)))
 
     # ---- the client's half
 
-    def init_memory(self, local: Local, message: Consensus) -> OwnModel:
-        return OwnModel(local.initial_params(), torch.tensor(0.0))
+    def init_memory(self, client: ClientContext, message: Consensus) -> OwnModel:
+        return OwnModel(client.initial_params(), torch.tensor(0.0))
 
     def local_weights(self, message: Consensus, memory: OwnModel) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Consensus, memory: OwnModel) -> Reply[Scores, OwnModel]:
+    async def train(self, client: ClientContext, message: Consensus, memory: OwnModel) -> Reply[Scores, OwnModel]:
         params, revisit = memory.params, Objective(self.loss)
         if self.first_epochs and not memory.has_trained:
-            params = await local.fit(revisit, params=params, epochs=self.first_epochs)
+            params = await client.fit(revisit, params=params, epochs=self.first_epochs)
         if message.exists:
-            params = await self.digested(local, message, params)
-        params = await local.fit(revisit, params=params)
-        scores = await local.map(scored, params, data=public_of(local).rows(message.wanted))
+            params = await self.digested(client, message, params)
+        params = await client.fit(revisit, params=params)
+        scores = await client.map(scored, params, data=public_of(client).rows(message.wanted))
         return Reply(Scores(scores), OwnModel(params, torch.tensor(1.0)))
 
-    async def digested(self, local: Local, message: Consensus, params: Params) -> Params:
+    async def digested(self, client: ClientContext, message: Consensus, params: Params) -> Params:
         """The weights after learning the consensus."""
-        data = public_of(local).rows(message.index)
+        data = public_of(client).rows(message.index)
         place = torch.zeros(len(data.x), dtype=torch.int64)  # (N,), where in the consensus a row of the store is
         place[data.index] = torch.arange(len(data))
-        still = replace(local, transform=replace(local.transform, pad=0, flip=False, rotation=0.0))
+        still = replace(client, transform=replace(client.transform, pad=0, flip=False, rotation=0.0))
         digest, context = Objective(digest_loss), (message.scores, place)
         return await still.fit(digest, params=params, context=context, data=data, epochs=self.digest_epochs)
 
@@ -129,15 +132,15 @@ def scored(model: Model, batch: Batch) -> Tensor:
     return model.logits(batch.x)
 
 
-def public_of(where: Central | Local) -> Data:
+def public_of(where: ServerContext | ClientContext) -> Data:
     """The task's public examples."""
-    public = where.public if isinstance(where, Local) else where.task.public
+    public = where.public if isinstance(where, ClientContext) else where.spec.public
     if public is None:
         raise BadInput("FedMD needs public examples, and the task has none: give it some (Task.public)")
     return public
 
 
-def drawn(central: Central, size: int) -> Tensor:
+def drawn(server: ServerContext, size: int) -> Tensor:
     """The public examples of a round, in their order."""
-    order = torch.randperm(len(public_of(central)), generator=central.generator)
+    order = torch.randperm(len(public_of(server)), generator=server.generator)
     return order[:size].sort().values

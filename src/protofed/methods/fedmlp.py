@@ -26,10 +26,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Local, NonNegative, Positive, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import NonNegative, Positive
+from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Nothing, Params, record
@@ -73,11 +74,11 @@ class FedMLP(PrototypeSharing[Levels]):
         return self.pull_weight * pull + self.semantic_weight * apart
 
     async def train(
-        self, local: Local, message: WeightsAndPrototypes[Levels], memory: Nothing
+        self, client: ClientContext, message: WeightsAndPrototypes[Levels], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
         if self.retention_weight:
-            local = local.adding(self.retention, message.params)
-        return await super().train(local, message, memory)
+            client = client.with_loss_term(self.retention, message.params)
+        return await super().train(client, message, memory)
 
     def retention(self, model: Model, batch: Batch, received: Params) -> Tensor:
         """The regularisation between tasks: how far predictions are from those of the received model."""

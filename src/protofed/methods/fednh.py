@@ -24,10 +24,12 @@ import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, Positive, Reply, Task, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Positive, Uploads
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload, weighted
-from protofed.networks import Model, Parts
+from protofed.nn.networks import Model, Parts
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.prototypes.contrast import EPS
@@ -66,33 +68,33 @@ class FedNH(GlobalModel[Nothing]):
     weighting: Weighting = "uniform"
     """Whether clients count equally in the mean of the weights or by their numbers of examples."""
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        parts = task.model(client)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts = spec.model(client)
         return {
             **parts,
-            "classifier": SphereClassifier(task.num_classes, embedding_dim(task, parts), self.initial_scale),
+            "classifier": SphereClassifier(spec.num_classes, embedding_dim(spec, parts), self.initial_scale),
         }
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))
 
-    async def train(self, local: Local, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
-        reply = await super().train(local, message, memory)
+    async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
+        reply = await super().train(client, message, memory)
         params = reply.upload.params
-        sums = await local.total(direction_sums, params, (torch.zeros(local.num_classes),))
+        sums = await client.total(direction_sums, params, (torch.zeros(client.num_classes),))
         own = Prototypes(F.normalize(sums.total, dim=-1, eps=EPS), sums.count)
-        return Reply(DirectedUpload(params, local.num_examples, own), memory)
+        return Reply(DirectedUpload(params, client.num_examples, own), memory)
 
-    def upload_like(self, server: Weights, central: Central) -> WeightUpload:
-        own = class_means.no_prototypes(*server.params[PROTOTYPES].shape)
-        return DirectedUpload(server.params, torch.tensor(0), own)
+    def upload_spec(self, state: Weights, server: ServerContext) -> WeightUpload:
+        own = class_means.no_prototypes(*state.params[PROTOTYPES].shape)
+        return DirectedUpload(state.params, torch.tensor(0), own)
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
         mean, own = Mean(), []
         for _, upload in weighted(uploads, self.weighting):
             mean.add(upload.params, upload.num_examples.item())
             own.append(cast(DirectedUpload, upload).prototypes)
-        prototypes = server.params[PROTOTYPES]
+        prototypes = state.params[PROTOTYPES]
         seen = class_means.mean_over_counts(own, class_means.no_prototypes(*prototypes.shape))
         return Weights({**mean.value(), PROTOTYPES: turned(prototypes, seen, self.smoothing)})
 
@@ -112,10 +114,10 @@ def turned(prototypes: Tensor, seen: Prototypes, smoothing: float) -> Tensor:
     return torch.where(moves[:, None], F.normalize(moved, dim=-1).to(prototypes.dtype), prototypes)
 
 
-def embedding_dim(task: Task, parts: Parts) -> int:
+def embedding_dim(spec: TaskSpec, parts: Parts) -> int:
     """P, the size of what the classifier reads, found by asking."""
     with torch.no_grad():
-        z = parts["features"].eval()(task.example)
+        z = parts["features"].eval()(spec.input.blank())
         if "projection" in parts:
             z = parts["projection"].eval()(z)
     dim: int = z.shape[-1]

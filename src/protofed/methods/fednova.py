@@ -22,12 +22,14 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from protofed.data import Batch
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import SettingErrors, Uploads
+from protofed.api.task import TaskSpec
+from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.method import Central, Local, Objections, Reply, Task, Uploads
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
-from protofed.networks import Model
-from protofed.optim import Optimizer, Sgd
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.tree import Mean, Nothing, record
 
 
@@ -40,17 +42,17 @@ class NormalisedUpload(WeightUpload):
 class FedNova(GlobalModel[Nothing]):
     tags = ("global",)
 
-    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("FedNova", optimizer)
 
-    def init_server(self, central: Central) -> Weights:
-        return super().init_server(central)
+    def init_server(self, server: ServerContext) -> Weights:
+        return super().init_server(server)
 
-    def upload_like(self, server: Weights, central: Central) -> NormalisedUpload:
-        return NormalisedUpload(server.params, torch.tensor(0), torch.tensor(0.0, dtype=torch.float64))
+    def upload_spec(self, state: Weights, server: ServerContext) -> NormalisedUpload:
+        return NormalisedUpload(state.params, torch.tensor(0), torch.tensor(0.0, dtype=torch.float64))
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
-        names = central.networks.trainable
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
+        names = server.networks.trainable
         weights, steps, direction = Mean(), Mean(), Mean()
         for _, upload in uploads:
             assert isinstance(upload, NormalisedUpload)
@@ -58,22 +60,22 @@ class FedNova(GlobalModel[Nothing]):
             weights.add(upload.params, weight)
             steps.add(upload.steps, weight)
             direction.add(
-                {n: (upload.params[n].double() - server.params[n]) / upload.steps.clamp(min=1) for n in names}, weight
+                {n: (upload.params[n].double() - state.params[n]) / upload.steps.clamp(min=1) for n in names}, weight
             )
         way = {name: steps.value() * leaf for name, leaf in direction.value().items()}
-        new = {name: (server.params[name] + leaf).to(server.params[name].dtype) for name, leaf in way.items()}
+        new = {name: (state.params[name] + leaf).to(state.params[name].dtype) for name, leaf in way.items()}
         return Weights({**weights.value(), **new})
 
-    async def train(self, local: Local, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
-        reply = await super().train(local, message, memory)
-        steps = torch.tensor(num_gradients(local, "FedNova"), dtype=torch.float64)
+    async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
+        reply = await super().train(client, message, memory)
+        steps = torch.tensor(num_gradients(client, "FedNova"), dtype=torch.float64)
         return Reply(NormalisedUpload(reply.upload.params, reply.upload.num_examples, steps), memory)
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))
 
 
-def needs_sgd(method: str, optimizer: Optimizer) -> Objections:
+def needs_sgd(method: str, optimizer: Optimizer) -> SettingErrors:
     """The objection to any other optimiser: the way that it goes must be a sum of gradients in known proportions."""
     if not isinstance(optimizer, Sgd):
         kind = type(optimizer).__name__.lower()
@@ -87,11 +89,11 @@ def plain(optimizer: Optimizer, method: str) -> Sgd:
     return optimizer
 
 
-def num_gradients(local: Local, method: str) -> float:
+def num_gradients(client: ClientContext, method: str) -> float:
     """‖a‖₁: how many gradients the way of a client is made of, its number of steps if there is no momentum.
 
     With momentum ρ the gradient that is followed by k − 1 others is taken 1 + ρ + … + ρᵏ⁻¹ times.
     """
-    sgd = plain(local.optimizer, method)
-    steps = local.epochs * ceil(len(local.data) / local.batch_size)
+    sgd = plain(client.optimizer, method)
+    steps = client.epochs * ceil(len(client.data) / client.batch_size)
     return sum((1 - sgd.momentum ** (k + sgd.nesterov)) / (1 - sgd.momentum) for k in range(1, steps + 1))

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import NonNegative, Positive
+from protofed.api.method import NonNegative, Positive
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weights
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.prototypes.contrast import ABSENT
 from protofed.tree import Nothing
 

@@ -22,11 +22,13 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Positive, Uploads
+from protofed.api.contexts import ServerContext
+from protofed.api.method import Positive, Uploads
+from protofed.api.task import ClientId
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
 from protofed.methods.feddyn import mean_upload, zeros
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Nothing, Params, record
 
 Share = Annotated[float, Interval(ge=0, lt=1)]
@@ -56,20 +58,20 @@ class FedOPT(GlobalModel[Nothing]):
     weighting: Weighting = "examples"
     """Whether clients count by their numbers of examples, or the same."""
 
-    def init_server(self, central: Central) -> Moments:
-        params = super().init_server(central).params
-        first = zeros(params, central.networks.trainable)
+    def init_server(self, server: ServerContext) -> Moments:
+        params = super().init_server(server).params
+        first = zeros(params, server.networks.trainable)
         return Moments(params, first, {name: leaf + self.adaptivity**2 for name, leaf in first.items()})
 
-    def message_for(self, server: Weights, client: ClientId) -> Weights:
-        return Weights(server.params)
+    def message_for(self, state: Weights, client: ClientId) -> Weights:
+        return Weights(state.params)
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Moments:
-        mean = mean_upload(uploads, self.weighting, central)[0].params
-        known = cast(Moments, server)
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Moments:
+        mean = mean_upload(uploads, self.weighting, server)[0].params
+        known = cast(Moments, state)
         params, first, second = dict(mean), {}, {}
         for name, old in known.first.items():
-            weight = server.params[name].double()
+            weight = state.params[name].double()
             way = mean[name].double() - weight
             m, v = self.moments(old.double(), known.second[name].double(), way)
             step = m if self.server_optimizer == "momentum" else m / (v.sqrt() + self.adaptivity)

@@ -38,22 +38,13 @@ from annotated_types import Ge
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch
-from protofed.method import (
-    Central,
-    ClientId,
-    Clients,
-    Local,
-    Method,
-    NonNegative,
-    Objective,
-    Positive,
-    Reply,
-    Task,
-    Uploads,
-)
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Clients, Method, NonNegative, Positive, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import HEAD, OwnWeights, PrototypeUpload
-from protofed.networks import Model, Parts, Patterns, matching, without
+from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.prototypes.kmeans import Partition, no_partition, partitioned
@@ -102,93 +93,93 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
 
     private = HEAD
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        return class_means.with_recorder(task, task.model(client), self.prototype_mode)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
 
     # ---- who belongs together
 
-    def init_server(self, central: Central) -> Clusters:
-        params = {name: leaf[None] for name, leaf in without(central.initial_params(), KEPT).items()}
-        assignment = {client: torch.tensor(-1) for client in sorted(central.task.clients)}
-        empty = stacked([class_means.no_prototypes(central.task.num_classes, central.feature_dim)])
+    def init_server(self, server: ServerContext) -> Clusters:
+        params = {name: leaf[None] for name, leaf in without(server.initial_params(), KEPT).items()}
+        assignment = {client: torch.tensor(-1) for client in sorted(server.spec.clients)}
+        empty = stacked([class_means.no_prototypes(server.num_classes, server.feature_dim)])
         return Clusters(params, empty, empty, assignment, no_partition(empty.mean.numel()))
 
-    def setup(self, server: Clusters, clients: Clients) -> Clusters:
+    def setup(self, state: Clusters, clients: Clients) -> Clusters:
         """Clusters the clients by the prototypes of their initial weights, steps 2 to 6 of Alg. 1."""
-        described = self.described(server, clients)
+        described = self.described(state, clients)
         points = torch.stack(list(described.values()))  # (N, C·D)
-        partition, labels = partitioned(points, self.num_clusters, self.pca_dims, clients.central.generator)
+        partition, labels = partitioned(points, self.num_clusters, self.pca_dims, clients.server.generator)
         count = len(partition.centres)
-        params = {name: leaf.repeat_interleave(count, 0) for name, leaf in server.params.items()}
-        empty = stacked([of_cluster(server.prototypes, 0)] * count)
-        assignment = {**server.assignment, **dict(zip(described, labels.unbind(), strict=True))}
+        params = {name: leaf.repeat_interleave(count, 0) for name, leaf in state.params.items()}
+        empty = stacked([of_cluster(state.prototypes, 0)] * count)
+        assignment = {**state.assignment, **dict(zip(described, labels.unbind(), strict=True))}
         return Clusters(params, empty, empty, assignment, partition)
 
-    def round(self, server: Clusters, clients: Clients) -> Clusters:
+    def round(self, state: Clusters, clients: Clients) -> Clusters:
         """A round, before which clients without a cluster join the nearest."""
-        if any(server.assignment[client] < 0 for client in clients.ids):
-            found = {c: server.partition.nearest(p[None])[0] for c, p in self.described(server, clients).items()}
-            server = replace(server, assignment={**server.assignment, **found})
-        return super().round(server, clients)
+        if any(state.assignment[client] < 0 for client in clients.ids):
+            found = {c: state.partition.nearest(p[None])[0] for c, p in self.described(state, clients).items()}
+            state = replace(state, assignment={**state.assignment, **found})
+        return super().round(state, clients)
 
-    def described(self, server: Clusters, clients: Clients) -> dict[ClientId, Tensor]:
+    def described(self, state: Clusters, clients: Clients) -> dict[ClientId, Tensor]:
         """What clients without a cluster are clustered by, (C·D,)."""
-        like = of_cluster(server.own, 0)
-        uploads = clients.run(self.describe, lambda client: self.message_for(server, client), like)
-        return {client: upload.mean.flatten() for client, upload in uploads if server.assignment[client] < 0}
+        like = of_cluster(state.own, 0)
+        uploads = clients.run(self.describe, lambda client: self.message_for(state, client), like)
+        return {client: upload.mean.flatten() for client, upload in uploads if state.assignment[client] < 0}
 
     async def describe(
-        self, local: Local, message: ClusterMessage, memory: OwnWeights
+        self, client: ClientContext, message: ClusterMessage, memory: OwnWeights
     ) -> Reply[Prototypes, OwnWeights]:
         """The client's prototypes under the initial weights, Eq. (2); none, and no work, if it has a cluster."""
         if message.is_assigned:
             return Reply(class_means.no_prototypes(*message.prototypes.mean.shape), memory)
-        prototypes = await class_means.of_client(local, local.initial_params(), "recomputed")
+        prototypes = await class_means.of_client(client, client.initial_params(), "recomputed")
         return Reply(class_means.ownership(prototypes), memory)
 
     # ---- rounds
 
-    def message_for(self, server: Clusters, client: ClientId) -> ClusterMessage:
-        cluster = int(server.assignment[client])
+    def message_for(self, state: Clusters, client: ClientId) -> ClusterMessage:
+        cluster = int(state.assignment[client])
         if cluster < 0:
-            nothing = class_means.no_prototypes(*server.own.mean.shape[1:])
-            return ClusterMessage(mean_extractor(server), nothing, torch.tensor(False))
-        params, prototypes = of_cluster((server.params, server.prototypes), cluster)
+            nothing = class_means.no_prototypes(*state.own.mean.shape[1:])
+            return ClusterMessage(mean_extractor(state), nothing, torch.tensor(False))
+        params, prototypes = of_cluster((state.params, state.prototypes), cluster)
         return ClusterMessage(params, prototypes, torch.tensor(True))
 
-    def upload_like(self, server: Clusters, central: Central) -> PrototypeUpload:
-        params, prototypes = of_cluster((server.params, server.own), 0)
+    def upload_spec(self, state: Clusters, server: ServerContext) -> PrototypeUpload:
+        params, prototypes = of_cluster((state.params, state.own), 0)
         return PrototypeUpload(params, prototypes, torch.tensor(0))
 
-    def aggregate(self, server: Clusters, uploads: Uploads[PrototypeUpload], central: Central) -> Clusters:
+    def aggregate(self, state: Clusters, uploads: Uploads[PrototypeUpload], server: ServerContext) -> Clusters:
         """Means within clusters, steps 12 to 14 of Alg. 1, then between them, Eq. (5) to (8)."""
-        count = len(server.partition.centres)
+        count = len(state.partition.centres)
         means, sent = [Mean() for _ in range(count)], [list[tuple[Prototypes, float]]() for _ in range(count)]
         for client, upload in uploads:
-            cluster = int(server.assignment[client])
+            cluster = int(state.assignment[client])
             if cluster >= 0:
                 weight = upload.num_examples.item() if self.intra_weighting == "examples" else 1.0
                 means[cluster].add(upload.params, weight)
                 sent[cluster].append((upload.prototypes, weight))
-        params = [means[j].value() if sent[j] else of_cluster(server.params, j) for j in range(count)]
-        own = stacked([members_mean(sent[j], of_cluster(server.own, j)) for j in range(count)])
+        params = [means[j].value() if sent[j] else of_cluster(state.params, j) for j in range(count)]
+        own = stacked([members_mean(sent[j], of_cluster(state.own, j)) for j in range(count)])
         shares = similarity_shares(own, self.rho, self.temperature)
         mixed = stacked([blended(params, row) for row in shares.tolist()])  # Eq. (8)
-        return replace(server, params=mixed, prototypes=blended_prototypes(own, shares), own=own)
+        return replace(state, params=mixed, prototypes=blended_prototypes(own, shares), own=own)
 
-    def init_memory(self, local: Local, message: ClusterMessage) -> OwnWeights:
-        return OwnWeights(matching(local.initial_params(), HEAD))
+    def init_memory(self, client: ClientContext, message: ClusterMessage) -> OwnWeights:
+        return OwnWeights(matching(client.initial_params(), HEAD))
 
     def local_weights(self, message: ClusterMessage, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
 
     async def train(
-        self, local: Local, message: ClusterMessage, memory: OwnWeights
+        self, client: ClientContext, message: ClusterMessage, memory: OwnWeights
     ) -> Reply[PrototypeUpload, OwnWeights]:
-        start = class_means.cleared(self.local_weights(message, memory), local.networks)
-        params = await local.fit(Objective(self.loss), params=start, context=(message.prototypes,))
-        prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
-        upload = PrototypeUpload(without(params, KEPT), prototypes, local.num_examples)
+        start = class_means.cleared(self.local_weights(message, memory), client.networks)
+        params = await client.fit(Objective(self.loss), params=start, context=(message.prototypes,))
+        prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
+        upload = PrototypeUpload(without(params, KEPT), prototypes, client.num_examples)
         return Reply(upload, OwnWeights(matching(params, HEAD)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
@@ -263,26 +254,26 @@ def stacked(values: list[T]) -> T:
 # ---- a model for everyone, in two readings
 
 
-def mean_extractor(server: Clusters) -> Params:
+def mean_extractor(state: Clusters) -> Params:
     """The mean of the clusters' extractors by their numbers of clients."""
-    count = len(server.partition.centres)
-    assigned = torch.stack(list(server.assignment.values()))
+    count = len(state.partition.centres)
+    assigned = torch.stack(list(state.assignment.values()))
     sizes = assigned[assigned >= 0].bincount(minlength=count).tolist()
-    return blended([of_cluster(server.params, j) for j in range(count)], sizes if any(sizes) else [1.0] * count)
+    return blended([of_cluster(state.params, j) for j in range(count)], sizes if any(sizes) else [1.0] * count)
 
 
-def global_model(server: Clusters, memories: Mapping[ClientId, OwnWeights]) -> Params:
+def global_model(state: Clusters, memories: Mapping[ClientId, OwnWeights]) -> Params:
     """The mean extractor under the mean of the personal heads, which no server has: for evaluation only."""
     mean = Mean()
     for _, memory in sorted(memories.items()):
         mean.add(memory.params)
-    return {**mean_extractor(server), **mean.value()}
+    return {**mean_extractor(state), **mean.value()}
 
 
-def global_prototypes(server: Clusters) -> Prototypes:
+def global_prototypes(state: Clusters) -> Prototypes:
     """The mean of the clusters' prototypes by the numbers of clients behind them, which the mean extractor's features
     are compared with by `contrast.nearest`."""
-    weights = server.own.count.double()  # (J, C)
-    count = server.own.count.sum(0)
-    mean = (weights[..., None] * server.own.mean.double()).sum(0) / count.clamp(min=1)[:, None]
-    return Prototypes(mean.to(server.own.mean.dtype), count)
+    weights = state.own.count.double()  # (J, C)
+    count = state.own.count.sum(0)
+    mean = (weights[..., None] * state.own.mean.double()).sum(0) / count.clamp(min=1)[:, None]
+    return Prototypes(mean.to(state.own.mean.dtype), count)

@@ -23,10 +23,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Local, NonNegative
+from protofed.api.contexts import ClientContext
+from protofed.api.method import NonNegative
+from protofed.data.batches import Batch
 from protofed.methods.families import HEAD, OwnWeights, PartSharing, Weights
-from protofed.networks import Model, matching
+from protofed.nn.networks import Model, matching
 from protofed.tree import record
 
 
@@ -47,9 +48,9 @@ class FedPerPlus(PartSharing):
 
     private = HEAD
 
-    def init_memory(self, local: Local, message: Weights) -> HeadAndCounts:
-        count = torch.bincount(local.data.labels, minlength=local.num_classes)  # (C,)
-        return HeadAndCounts(super().init_memory(local, message).params, count)
+    def init_memory(self, client: ClientContext, message: Weights) -> HeadAndCounts:
+        count = torch.bincount(client.data.labels, minlength=client.num_classes)  # (C,)
+        return HeadAndCounts(super().init_memory(client, message).params, count)
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         """The local objective: cross-entropy and the three terms, each of which may be off."""

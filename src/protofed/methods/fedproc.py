@@ -27,10 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Local, Objective, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.requests import Objective
+from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
-from protofed.networks import Model, without
+from protofed.nn.networks import Model, without
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Nothing
@@ -59,15 +60,15 @@ class FedProc(PrototypeSharing[Prototypes]):
         return 1 - round / last
 
     async def train(
-        self, local: Local, message: WeightsAndPrototypes[Prototypes], memory: Nothing
+        self, client: ClientContext, message: WeightsAndPrototypes[Prototypes], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
-        start = class_means.cleared(message.params, local.networks)
-        share = torch.tensor(self.share(local.round, local.num_rounds))
-        params = await local.fit(Objective(self.shared_loss), params=start, context=(message.prototypes, share))
-        prototypes = await class_means.of_client(local, params, self.prototype_mode)
+        start = class_means.cleared(message.params, client.networks)
+        share = torch.tensor(self.share(client.round, client.num_rounds))
+        params = await client.fit(Objective(self.shared_loss), params=start, context=(message.prototypes, share))
+        prototypes = await class_means.of_client(client, params, self.prototype_mode)
         if self.prototype_weighting == "uniform":
             prototypes = class_means.ownership(prototypes)
-        return Reply(PrototypeUpload(without(params, class_means.RECORDED), prototypes, local.num_examples), memory)
+        return Reply(PrototypeUpload(without(params, class_means.RECORDED), prototypes, client.num_examples), memory)
 
     def shared_loss(self, model: Model, batch: Batch, known: Prototypes, share: Tensor) -> Tensor:
         """The local objective: α times the contrast and 1 − α times cross-entropy."""

@@ -21,10 +21,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, NonNegative, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import OwnWeights
-from protofed.networks import Model, Parts, without
+from protofed.nn.networks import Model, Parts, without
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Params
@@ -42,32 +45,34 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
 
     private = ("*",)
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        return class_means.with_recorder(task, task.model(client), self.prototype_mode)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
 
-    def init_server(self, central: Central) -> Prototypes:
-        return class_means.no_prototypes(central.task.num_classes, central.feature_dim)
+    def init_server(self, server: ServerContext) -> Prototypes:
+        return class_means.no_prototypes(server.num_classes, server.feature_dim)
 
-    def message_for(self, server: Prototypes, client: ClientId) -> Prototypes:
-        return server
+    def message_for(self, state: Prototypes, client: ClientId) -> Prototypes:
+        return state
 
-    def upload_like(self, server: Prototypes, central: Central) -> Prototypes:
-        return server
+    def upload_spec(self, state: Prototypes, server: ServerContext) -> Prototypes:
+        return state
 
-    def aggregate(self, server: Prototypes, uploads: Uploads[Prototypes], central: Central) -> Prototypes:
+    def aggregate(self, state: Prototypes, uploads: Uploads[Prototypes], server: ServerContext) -> Prototypes:
         """Global prototypes, Eq. (6) without weights."""
-        return class_means.mean_over_owners((upload for _, upload in uploads), server)
+        return class_means.mean_over_owners((upload for _, upload in uploads), state)
 
-    def init_memory(self, local: Local, message: Prototypes) -> OwnWeights:
-        return OwnWeights(without(local.initial_params(), class_means.RECORDED))
+    def init_memory(self, client: ClientContext, message: Prototypes) -> OwnWeights:
+        return OwnWeights(without(client.initial_params(), class_means.RECORDED))
 
     def local_weights(self, message: Prototypes, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Prototypes, memory: OwnWeights) -> Reply[Prototypes, OwnWeights]:
-        start = class_means.cleared(memory.params, local.networks)
-        params = await local.fit(Objective(self.loss), params=start, context=(message,))
-        prototypes = class_means.ownership(await class_means.of_client(local, params, self.prototype_mode))
+    async def train(
+        self, client: ClientContext, message: Prototypes, memory: OwnWeights
+    ) -> Reply[Prototypes, OwnWeights]:
+        start = class_means.cleared(memory.params, client.networks)
+        params = await client.fit(Objective(self.loss), params=start, context=(message,))
+        prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
         return Reply(prototypes, OwnWeights(without(params, class_means.RECORDED)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:

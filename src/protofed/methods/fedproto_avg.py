@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import NonNegative
+from protofed.api.method import NonNegative
+from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes

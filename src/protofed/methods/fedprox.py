@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch
-from protofed.method import NonNegative
+from protofed.api.method import NonNegative
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weights
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Nothing
 
 

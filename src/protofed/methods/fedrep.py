@@ -17,9 +17,10 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from protofed.method import Local, Objective, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.requests import Objective
 from protofed.methods.families import HEAD, OwnWeights, PartSharing, Weights, WeightUpload
-from protofed.networks import without
+from protofed.nn.networks import without
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,13 @@ class FedRep(PartSharing):
 
     private = HEAD
 
-    async def train(self, local: Local, message: Weights, memory: OwnWeights) -> Reply[WeightUpload, OwnWeights]:
+    async def train(
+        self, client: ClientContext, message: Weights, memory: OwnWeights
+    ) -> Reply[WeightUpload, OwnWeights]:
         """The client's update of Alg. 1: the head, then the body."""
         params = self.local_weights(message, memory)
-        params = await local.fit(
+        params = await client.fit(
             Objective(self.loss, trains=HEAD), params=params, context=(message, memory), epochs=self.head_epochs
         )
-        params = await local.fit(Objective(self.loss, freezes=HEAD), params=params, context=(message, memory))
-        return Reply(WeightUpload(without(params, HEAD), local.num_examples), self.remember(params, memory))
+        params = await client.fit(Objective(self.loss, freezes=HEAD), params=params, context=(message, memory))
+        return Reply(WeightUpload(without(params, HEAD), client.num_examples), self.remember(params, memory))

@@ -30,12 +30,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Reply, Task, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, NonNegative, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import OwnWeights, PrototypeUpload, WeightsAndPrototypes
 from protofed.methods.fedseproto_networks import with_decoupling
 from protofed.methods.moon import represented
-from protofed.networks import Model, Parts, Patterns, matching, without
+from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.prototypes.contrast import pull
@@ -77,58 +80,60 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
 
     # ---- the server's half
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        return with_decoupling(task, task.model(client))
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        return with_decoupling(spec, spec.model(client))
 
-    def init_server(self, central: Central) -> Known:
-        params = central.initial_params()
-        prototypes = class_means.no_prototypes(central.task.num_classes, len(params["semantic.weight"]))
+    def init_server(self, server: ServerContext) -> Known:
+        params = server.initial_params()
+        prototypes = class_means.no_prototypes(server.num_classes, len(params["semantic.weight"]))
         return WeightsAndPrototypes(without(params, self.stays), prototypes)
 
-    def message_for(self, server: Known, client: ClientId) -> Known:
-        return server
+    def message_for(self, state: Known, client: ClientId) -> Known:
+        return state
 
-    def public(self, server: Known) -> tuple[Params, Known] | None:
-        return (server.params, server) if self.shares == "weights" else None
+    def public(self, state: Known) -> tuple[Params, Known] | None:
+        return (state.params, state) if self.shares == "weights" else None
 
-    def upload_like(self, server: Known, central: Central) -> PrototypeUpload:
-        return PrototypeUpload(server.params, server.prototypes, torch.tensor(0))
+    def upload_spec(self, state: Known, server: ServerContext) -> PrototypeUpload:
+        return PrototypeUpload(state.params, state.prototypes, torch.tensor(0))
 
-    def aggregate(self, server: Known, uploads: Uploads[PrototypeUpload], central: Central) -> Known:
+    def aggregate(self, state: Known, uploads: Uploads[PrototypeUpload], server: ServerContext) -> Known:
         """The global model, Eq. (16), and the global prototypes, Eq. (3)."""
         mean, prototypes = Mean(), []
         for _, upload in uploads:
             mean.add(upload.params, upload.num_examples.item())
             prototypes.append(upload.prototypes)
-        params = mean.value() if self.shares == "weights" else server.params
-        return WeightsAndPrototypes(params, class_means.mean_over_owners(prototypes, server.prototypes))
+        params = mean.value() if self.shares == "weights" else state.params
+        return WeightsAndPrototypes(params, class_means.mean_over_owners(prototypes, state.prototypes))
 
     # ---- the client's half
 
-    def init_memory(self, local: Local, message: Known) -> OwnWeights:
-        return OwnWeights(matching(local.initial_params(), self.stays))
+    def init_memory(self, client: ClientContext, message: Known) -> OwnWeights:
+        return OwnWeights(matching(client.initial_params(), self.stays))
 
     def local_weights(self, message: Known, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
 
-    async def train(self, local: Local, message: Known, memory: OwnWeights) -> Reply[PrototypeUpload, OwnWeights]:
-        params = await self.trained(local, self.local_weights(message, memory), message.prototypes)
-        sums = await local.total(semantic_sums, params, (torch.zeros(local.num_classes),))
+    async def train(
+        self, client: ClientContext, message: Known, memory: OwnWeights
+    ) -> Reply[PrototypeUpload, OwnWeights]:
+        params = await self.trained(client, self.local_weights(message, memory), message.prototypes)
+        sums = await client.total(semantic_sums, params, (torch.zeros(client.num_classes),))
         prototypes = class_means.ownership(sums.prototypes())
-        num_examples = local.num_examples if self.shares == "weights" else torch.tensor(0)
+        num_examples = client.num_examples if self.shares == "weights" else torch.tensor(0)
         upload = PrototypeUpload(without(params, self.stays), prototypes, num_examples)
         return Reply(upload, OwnWeights(matching(params, self.stays)))
 
-    async def trained(self, local: Local, params: Params, known: Prototypes) -> Params:
+    async def trained(self, client: ClientContext, params: Params, known: Prototypes) -> Params:
         """The weights after both phases of Sec. 3.3.2: the basic model learns, then features are taken apart."""
         phases = (Objective(self.basic_loss, freezes=DECOUPLING), Objective(self.loss, freezes=HEAD))
         if self.phase_mode == "joint":
-            return await local.fit(Objective(self.joint_loss), params=params, context=(known,))
+            return await client.fit(Objective(self.joint_loss), params=params, context=(known,))
         if self.phase_mode == "batch":
-            return await local.fit(*phases, params=params, context=(known,))
-        turns, epochs = (local.epochs, 1) if self.phase_mode == "epoch" else (1, local.epochs)
+            return await client.fit(*phases, params=params, context=(known,))
+        turns, epochs = (client.epochs, 1) if self.phase_mode == "epoch" else (1, client.epochs)
         for phase in phases * turns:
-            params = await local.fit(phase, params=params, context=(known,), epochs=epochs)
+            params = await client.fit(phase, params=params, context=(known,), epochs=epochs)
         return params
 
     def basic_loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protofed.method import Task
-from protofed.networks import Parts
+from protofed.api.task import TaskSpec
+from protofed.nn.networks import Parts
 
 SIDE = 32
 """The height and width that the transposed convolutions end in."""
@@ -45,14 +45,14 @@ def decoder(dim: int, shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), nn.Linear(dim, prod(shape)), nn.Unflatten(1, shape))
 
 
-def with_decoupling(task: Task, parts: Parts) -> Parts:
+def with_decoupling(spec: TaskSpec, parts: Parts) -> Parts:
     """The parts, and those that take their features apart. The task's own come first and so start as without them."""
     encoder = nn.Sequential(*(parts[name] for name in ("features", "projection") if name in parts)).eval()
     with torch.no_grad():
-        dim = encoder(task.example).shape[-1]
+        dim = encoder(spec.input.blank()).shape[-1]
     return {
         **parts,
         "semantic": nn.Linear(dim, dim),
         "domain": nn.Linear(dim, dim),
-        "decoder": decoder(2 * dim, tuple(task.example.shape[1:])),
+        "decoder": decoder(2 * dim, tuple(spec.input.blank().shape[1:])),
     }

@@ -22,11 +22,12 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch, Data
-from protofed.method import Local, Objective, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.requests import Objective
+from protofed.data.batches import Batch, Data
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.methods.ga import held_out
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Mean, Params, record
 
 
@@ -43,31 +44,31 @@ class FedSoup(GlobalModel[Soup]):
     start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """α, the share of the rounds after which clients average."""
 
-    def init_memory(self, local: Local, message: Weights) -> Soup:
+    def init_memory(self, client: ClientContext, message: Weights) -> Soup:
         return Soup(message.params, tree.map(torch.zeros_like, message.params), torch.tensor(0))
 
     def local_weights(self, message: Weights, memory: Soup) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Weights, memory: Soup) -> Reply[WeightUpload, Soup]:
-        own, validation = held_out(local)
-        local = replace(local, data=own)
-        params = await local.fit(Objective(self.loss), params=message.params, context=(message, memory))
+    async def train(self, client: ClientContext, message: Weights, memory: Soup) -> Reply[WeightUpload, Soup]:
+        own, validation = held_out(client)
+        client = replace(client, data=own)
+        params = await client.fit(Objective(self.loss), params=message.params, context=(message, memory))
         soup = Soup(params, memory.pool, memory.count)
-        if local.round + 1 > self.start * local.num_rounds:
-            soup = await selected(local, soup, message.params, validation)
-        return Reply(WeightUpload(soup.params, local.num_examples), soup)
+        if client.round + 1 > self.start * client.num_rounds:
+            soup = await selected(client, soup, message.params, validation)
+        return Reply(WeightUpload(soup.params, client.num_examples), soup)
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Soup) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))
 
 
-async def selected(local: Local, trained: Soup, received: Params, validation: Data) -> Soup:
+async def selected(client: ClientContext, trained: Soup, received: Params, validation: Data) -> Soup:
     """The trained weights averaged with the pool; the received ones join the pool if that makes more examples right."""
     count = int(trained.count)
     without = mean_of((trained.params, 1), (trained.pool, count))
     within = mean_of((trained.params, 1), (received, 1), (trained.pool, count))
-    if await local.total(num_right, within, data=validation) > await local.total(num_right, without, data=validation):
+    if await client.total(num_right, within, data=validation) > await client.total(num_right, without, data=validation):
         return Soup(within, mean_of((received, 1), (trained.pool, count)), trained.count + 1)
     return Soup(without, trained.pool, trained.count)
 

@@ -24,11 +24,13 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, NonNegative, Task, Uploads
+from protofed.api.contexts import ClientContext, ServerContext
+from protofed.api.method import NonNegative, Uploads
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, OwnWeights, Weighting, Weights, WeightUpload, weighted
 from protofed.methods.fednh import embedding_dim
-from protofed.networks import Model, Parts, Patterns, matching
+from protofed.nn.networks import Model, Parts, Patterns, matching
 from protofed.seeds import normal
 from protofed.tree import Params
 
@@ -67,16 +69,16 @@ class FedSR(GlobalModel[OwnWeights]):
     private = REFERENCE
     has_plain_classifier = False
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        parts = task.model(client)
-        dim = embedding_dim(task, parts)
-        return {**parts, "gaussian": nn.Linear(dim, 2 * dim), "reference": ReferenceGaussians(task.num_classes, dim)}
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts = spec.model(client)
+        dim = embedding_dim(spec, parts)
+        return {**parts, "gaussian": nn.Linear(dim, 2 * dim), "reference": ReferenceGaussians(spec.num_classes, dim)}
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
-        return super().aggregate(server, weighted(uploads, self.weighting), central)
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
+        return super().aggregate(state, weighted(uploads, self.weighting), server)
 
-    def init_memory(self, local: Local, message: Weights) -> OwnWeights:
-        return OwnWeights(matching(local.initial_params(), REFERENCE))
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights(matching(client.initial_params(), REFERENCE))
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}

@@ -27,13 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch
-from protofed.method import Local, Positive, Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import Positive
+from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
-from protofed.prototypes.clustering import cluster_means, finch
 from protofed.prototypes.contrast import cluster_contrast, pull
+from protofed.prototypes.finch import cluster_means, finch
 from protofed.tree import Nothing, Params, record
 
 
@@ -101,13 +102,13 @@ class FPL(PrototypeSharing[Targets]):
         consistent = clusters.mean(0) if self.consistent_with == "unbiased" else plain  # Eq. (6)
         return contrasted.to(own.dtype), consistent.to(own.dtype)
 
-    def public(self, server: WeightsAndPrototypes[Targets]) -> tuple[Params, WeightsAndPrototypes[Targets]]:
-        return server.params, replace(server, prototypes=filled(server.prototypes))
+    def public(self, state: WeightsAndPrototypes[Targets]) -> tuple[Params, WeightsAndPrototypes[Targets]]:
+        return state.params, replace(state, prototypes=filled(state.prototypes))
 
     async def train(
-        self, local: Local, message: WeightsAndPrototypes[Targets], memory: Nothing
+        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
-        return await super().train(local, replace(message, prototypes=filled(message.prototypes)), memory)
+        return await super().train(client, replace(message, prototypes=filled(message.prototypes)), memory)
 
     def prototype_loss(self, z: Tensor, batch: Batch, known: Targets) -> Tensor:
         """What the prototypes add to the objective of Eq. (12)."""

@@ -31,12 +31,14 @@ import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor
 
-from protofed.data import Batch, Data
-from protofed.method import Central, ClientId, Clients, Local, Objections, Reply, Task, Uploads
-from protofed.methods.families import Enclosing, GlobalModel, Weights, WeightUpload
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Clients, SettingErrors, Uploads
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch, Data
+from protofed.methods.families import GlobalModel, StatefulWrapper, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Model
-from protofed.optim import Optimizer
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Optimizer
 from protofed.seeds import generator
 from protofed.tree import Params, Tree, record
 
@@ -66,7 +68,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class GA(Enclosing):
+class GA(StatefulWrapper):
     tags = ("global", "server-side", "wrapper")
     base: GlobalModel[Any] = field(default_factory=FedAvg)
     """The method whose mean is weighted; numbers of examples must count in it."""
@@ -81,53 +83,53 @@ class GA(Enclosing):
 
     # ---- the server's half
 
-    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         if getattr(self.base, "weighting", "examples") != "examples":
             yield "base.weighting", 'the weights of GA would not count in a plain mean: set it to "examples"'
 
-    def init_server(self, central: Central) -> Adjusted:
-        sizes = {client: len(data) if self.start == "examples" else 1 for client, data in central.task.clients.items()}
+    def init_server(self, server: ServerContext) -> Adjusted:
+        sizes = {c: e.num_examples if self.start == "examples" else 1 for c, e in server.spec.clients.items()}
         total = sum(sizes.values())
         shares = {c: torch.tensor(sizes[c] / total, dtype=torch.float64) for c in sorted(sizes)}
-        return Adjusted(self.base.init_server(central), shares)
+        return Adjusted(self.base.init_server(server), shares)
 
-    def round(self, server: Any, clients: Clients) -> Any:
-        central, before = clients.central, dict[ClientId, float]()
+    def round(self, state: Any, clients: Clients) -> Any:
+        server, before = clients.server, dict[ClientId, float]()
 
         def noted(uploads: Uploads[Judged]) -> Iterator[tuple[ClientId, Judged]]:
             for client, upload in uploads:
                 before[client] = upload.loss.item()
                 yield client, upload
 
-        uploads = clients.run(self.train, partial(self.message_for, server), self.upload_like(server, central))
-        server = self.aggregate(server, noted(uploads), central)
-        judgements = clients.run(self.judge, partial(self.message_for, server), Loss(torch.tensor(0.0)))
+        uploads = clients.run(self.train, partial(self.message_for, state), self.upload_spec(state, server))
+        state = self.aggregate(state, noted(uploads), server)
+        judgements = clients.run(self.judge, partial(self.message_for, state), Loss(torch.tensor(0.0)))
         after = {client: upload.loss.item() for client, upload in judgements}
         gaps = {client: after[client] - before[client] for client in sorted(before.keys() & after.keys())}
-        size = self.step / len(server.share) * (1 - central.round / central.num_rounds)
-        return replace(server, share=adjusted(server.share, gaps, size, self.centred))
+        size = self.step / len(state.share) * (1 - server.round / server.num_rounds)
+        return replace(state, share=adjusted(state.share, gaps, size, self.centred))
 
-    def upload_like(self, server: Any, central: Central) -> Judged:
-        return Judged(super().upload_like(server, central), torch.tensor(0.0))
+    def upload_spec(self, state: Any, server: ServerContext) -> Judged:
+        return Judged(super().upload_spec(state, server), torch.tensor(0.0))
 
-    def aggregate(self, server: Any, uploads: Uploads[Judged], central: Central) -> Any:
-        total = sum(len(data) for data in central.task.clients.values())
-        weights = {client: total * share.clamp(min=NEVER_ZERO) for client, share in server.share.items()}
+    def aggregate(self, state: Any, uploads: Uploads[Judged], server: ServerContext) -> Any:
+        total = server.spec.num_examples
+        weights = {client: total * share.clamp(min=NEVER_ZERO) for client, share in state.share.items()}
         weighted = ((client, replace(upload.base, num_examples=weights[client])) for client, upload in uploads)
-        return super().aggregate(server, weighted, central)
+        return super().aggregate(state, weighted, server)
 
     # ---- the client's half
 
-    async def train(self, local: Local, message: Any, memory: Any) -> Reply[Judged, Any]:
-        own, validation = held_out(local)
-        reply = await self.base.train(replace(local, data=own), message, memory)
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Reply[Judged, Any]:
+        own, validation = held_out(client)
+        reply = await self.base.train(replace(client, data=own), message, memory)
         params = {**self.base.trained_weights(reply.upload, reply.memory), **reply.upload.params}  # what it sends
-        loss = await local.total(self.badness, params, (message, reply.memory), data=validation)
+        loss = await client.total(self.badness, params, (message, reply.memory), data=validation)
         return Reply(Judged(reply.upload, loss / len(validation)), reply.memory)
 
-    async def judge(self, local: Local, message: Any, memory: Any) -> Reply[Loss, Any]:
-        _, validation = held_out(local)
-        loss = await local.total(self.badness, message.params, (message, memory), data=validation)
+    async def judge(self, client: ClientContext, message: Any, memory: Any) -> Reply[Loss, Any]:
+        _, validation = held_out(client)
+        loss = await client.total(self.badness, message.params, (message, memory), data=validation)
         return Reply(Loss(loss / len(validation)), memory)
 
     def trained_weights(self, upload: Judged, memory: Any) -> Params:
@@ -154,10 +156,10 @@ def adjusted(
     return {client: own / total for client, own in clipped.items()}
 
 
-def held_out(local: Local) -> tuple[Data, Data]:
+def held_out(client: ClientContext) -> tuple[Data, Data]:
     """What the client trains on, and a tenth of its examples, the same in every round, that it is judged on."""
-    n = len(local.data)
+    n = len(client.data)
     if n < SMALLEST_SPLIT:
-        return local.data, local.data
-    order = torch.randperm(n, generator=generator(local.seed, "validation", local.client))
-    return local.data.rows(order[n // 10 :].sort().values), local.data.rows(order[: n // 10].sort().values)
+        return client.data, client.data
+    order = torch.randperm(n, generator=generator(client.seed, "validation", client.id))
+    return client.data.rows(order[n // 10 :].sort().values), client.data.rows(order[: n // 10].sort().values)

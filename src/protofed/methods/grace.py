@@ -27,12 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data import Batch
+from protofed.api.contexts import ServerContext
+from protofed.api.method import NonNegative, Positive, SettingErrors, Uploads
+from protofed.api.task import TaskSpec
+from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.method import Central, NonNegative, Objections, Positive, Task, Uploads
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
-from protofed.networks import Model
-from protofed.optim import Optimizer
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Optimizer
 from protofed.prototypes.alignment import own_statistics
 from protofed.tree import Mean, Nothing, Params
 
@@ -50,19 +52,19 @@ class GRACE(GlobalModel[Nothing]):
     server_rate: Positive = 1.0
     """η_s, how far the server goes towards the mean."""
 
-    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         if batch_size < 2:
             yield "training.batch_size", "GRACE halves its batches: set it to 2 or more"
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
         """The mean by numbers of examples and agreement, which needs all updates side by side."""
         replies = [upload for _, upload in uploads]
-        names = central.networks.trainable
-        updates = torch.stack([flat(server.params, names) - flat(r.params, names) for r in replies])  # (N, P)
+        names = server.networks.trainable
+        updates = torch.stack([flat(state.params, names) - flat(r.params, names) for r in replies])  # (N, P)
         mean = Mean()
         for reply, weight in zip(replies, agreement(updates).tolist(), strict=True):
             mean.add(reply.params, reply.num_examples.item() * weight)
-        return Weights(stepped(server.params, mean.value(), names, self.server_rate))
+        return Weights(stepped(state.params, mean.value(), names, self.server_rate))
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         """What is descended after the trial step."""

@@ -24,10 +24,13 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Clients, Local, Method, Objective, Reply, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Clients, Method, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId
+from protofed.data.batches import Batch
 from protofed.methods.families import Weighting, Weights
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.seeds import derive_seed
 from protofed.tree import Mean, Nothing, Params, record
 
@@ -51,18 +54,18 @@ class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
     weighting: Weighting = "uniform"
     """Whether the clients of a model count equally in its mean or by their numbers of examples."""
 
-    def init_server(self, central: Central) -> Weights:
-        seeds = [derive_seed(central.seed, "weights", k) for k in range(1, self.num_clusters)]
-        models = [central.initial_params(), *(central.networks.init(seed) for seed in seeds)]
+    def init_server(self, server: ServerContext) -> Weights:
+        seeds = [derive_seed(server.seed, "weights", k) for k in range(1, self.num_clusters)]
+        models = [server.initial_params(), *(server.networks.init(seed) for seed in seeds)]
         return Weights(stacked(models))
 
-    def message_for(self, server: Weights, client: ClientId) -> Weights:
-        return server
+    def message_for(self, state: Weights, client: ClientId) -> Weights:
+        return state
 
-    def upload_like(self, server: Weights, central: Central) -> ClusterUpload:
-        return ClusterUpload(model_at(server.params, 0), torch.zeros(self.num_clusters, dtype=torch.int64))
+    def upload_spec(self, state: Weights, server: ServerContext) -> ClusterUpload:
+        return ClusterUpload(model_at(state.params, 0), torch.zeros(self.num_clusters, dtype=torch.int64))
 
-    def aggregate(self, server: Weights, uploads: Uploads[ClusterUpload], central: Central) -> Weights:
+    def aggregate(self, state: Weights, uploads: Uploads[ClusterUpload], server: ServerContext) -> Weights:
         """The mean of every model over the clients that trained it."""
         means: dict[int, Mean] = {}
         for _, upload in uploads:
@@ -70,14 +73,14 @@ class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
                 if count:
                     means.setdefault(k, Mean()).add(upload.params, count if self.weighting == "examples" else 1)
         clusters = range(self.num_clusters)
-        return Weights(stacked([means[k].value() if k in means else model_at(server.params, k) for k in clusters]))
+        return Weights(stacked([means[k].value() if k in means else model_at(state.params, k) for k in clusters]))
 
-    def finish(self, server: Weights, clients: Clients) -> Weights:
-        for _ in clients.run(self.choose, lambda client: self.message_for(server, client), Nothing()):
+    def finish(self, state: Weights, clients: Clients) -> Weights:
+        for _ in clients.run(self.choose, lambda client: self.message_for(state, client), Nothing()):
             pass
-        return server
+        return state
 
-    def init_memory(self, local: Local, message: Weights) -> Choice:
+    def init_memory(self, client: ClientContext, message: Weights) -> Choice:
         return Choice(torch.tensor(0))
 
     def local_weights(self, message: Weights, memory: Choice) -> Params:
@@ -86,17 +89,17 @@ class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
     def trained_weights(self, upload: ClusterUpload, memory: Choice) -> Params:
         return upload.params
 
-    async def choose(self, local: Local, message: Weights, memory: Choice) -> Reply[Nothing, Choice]:
+    async def choose(self, client: ClientContext, message: Weights, memory: Choice) -> Reply[Nothing, Choice]:
         """The model of the lowest loss on the client's data."""
         models = [model_at(message.params, k) for k in range(self.num_clusters)]
-        losses = torch.stack([await local.total(total_loss, params) for params in models])  # (K,)
+        losses = torch.stack([await client.total(total_loss, params) for params in models])  # (K,)
         return Reply(Nothing(), Choice(losses.nan_to_num(nan=torch.inf).argmin()))
 
-    async def train(self, local: Local, message: Weights, memory: Choice) -> Reply[ClusterUpload, Choice]:
-        chosen = (await self.choose(local, message, memory)).memory
-        params = await local.fit(Objective(self.loss), params=self.local_weights(message, chosen))
+    async def train(self, client: ClientContext, message: Weights, memory: Choice) -> Reply[ClusterUpload, Choice]:
+        chosen = (await self.choose(client, message, memory)).memory
+        params = await client.fit(Objective(self.loss), params=self.local_weights(message, chosen))
         is_chosen = torch.arange(self.num_clusters) == chosen.cluster  # (K,)
-        return Reply(ClusterUpload(params, is_chosen * local.num_examples), chosen)
+        return Reply(ClusterUpload(params, is_chosen * client.num_examples), chosen)
 
     def loss(self, model: Model, batch: Batch) -> Tensor:
         return batch.cross_entropy(model.logits(batch.x))

@@ -17,9 +17,10 @@ Departures:
 
 from dataclasses import dataclass
 
-from protofed.method import Central, Uploads
+from protofed.api.contexts import ServerContext
+from protofed.api.method import Uploads
 from protofed.methods.families import PartSharing, Weighting, Weights, WeightUpload, weighted
-from protofed.networks import Patterns
+from protofed.nn.networks import Patterns
 
 BODY: Patterns = ("features.*", "projection.*")
 
@@ -32,5 +33,5 @@ class LGFed(PartSharing):
 
     private = BODY
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Weights:
-        return super().aggregate(server, weighted(uploads, self.weighting), central)
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
+        return super().aggregate(state, weighted(uploads, self.weighting), server)

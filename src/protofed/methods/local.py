@@ -9,10 +9,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Central, ClientId, Local, Method, Objective, Reply, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId
+from protofed.data.batches import Batch
 from protofed.methods.families import OwnWeights
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Nothing, Params
 
 
@@ -21,28 +24,28 @@ class LocalOnly(Method[Nothing, Nothing, OwnWeights, Nothing]):
     tags = ("personal", "heterogeneous")
     private = ("*",)
 
-    def init_server(self, central: Central) -> Nothing:
+    def init_server(self, server: ServerContext) -> Nothing:
         return Nothing()
 
-    def message_for(self, server: Nothing, client: ClientId) -> Nothing:
+    def message_for(self, state: Nothing, client: ClientId) -> Nothing:
         return Nothing()
 
-    def upload_like(self, server: Nothing, central: Central) -> Nothing:
+    def upload_spec(self, state: Nothing, server: ServerContext) -> Nothing:
         return Nothing()
 
-    def aggregate(self, server: Nothing, uploads: Uploads[Nothing], central: Central) -> Nothing:
+    def aggregate(self, state: Nothing, uploads: Uploads[Nothing], server: ServerContext) -> Nothing:
         for _ in uploads:
             pass
-        return server
+        return state
 
-    def init_memory(self, local: Local, message: Nothing) -> OwnWeights:
-        return OwnWeights(local.initial_params())
+    def init_memory(self, client: ClientContext, message: Nothing) -> OwnWeights:
+        return OwnWeights(client.initial_params())
 
     def local_weights(self, message: Nothing, memory: OwnWeights) -> Params:
         return memory.params
 
-    async def train(self, local: Local, message: Nothing, memory: OwnWeights) -> Reply[Nothing, OwnWeights]:
-        params = await local.fit(Objective(self.loss), params=memory.params)
+    async def train(self, client: ClientContext, message: Nothing, memory: OwnWeights) -> Reply[Nothing, OwnWeights]:
+        params = await client.fit(Objective(self.loss), params=memory.params)
         return Reply(Nothing(), OwnWeights(params))
 
     def loss(self, model: Model, batch: Batch) -> Tensor:

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Local, NonNegative, Positive
+from protofed.api.contexts import ClientContext
+from protofed.api.method import NonNegative, Positive
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weights
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.tree import Params, record
 
 
@@ -39,7 +40,7 @@ class Moon(GlobalModel[Previous]):
     temperature: Positive = 0.5
     """τ in Eq. (3)."""
 
-    def init_memory(self, local: Local, message: Weights) -> Previous:
+    def init_memory(self, client: ClientContext, message: Weights) -> Previous:
         return Previous(message.params, torch.tensor(0.0))
 
     def remember(self, params: Params, memory: Previous) -> Previous:

@@ -43,12 +43,15 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from protofed.data import Batch
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, NonNegative, Positive, Uploads
+from protofed.api.requests import Objective
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
 from protofed.errors import RoundAbandoned
-from protofed.method import Central, ClientId, Local, Method, NonNegative, Objective, Positive, Reply, Task, Uploads
 from protofed.methods.families import GlobalModel, Weights, WeightUpload, refuse_other_classifier
 from protofed.methods.fedavg import FedAvg
-from protofed.networks import Model, Parts, Patterns, matching, without
+from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import alignment, calibration, class_means, sampling
 from protofed.prototypes.calibration import Partners, Pool
 from protofed.prototypes.class_means import Prototypes
@@ -154,7 +157,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     """λ in Eq. (15), the weight of the exemplars in the public model's prediction (KP); 0 turns them off."""
 
     @property
-    def is_mixing(self) -> bool:
+    def mixes_encoders(self) -> bool:
         return self.personalised and self.personal_initialisation
 
     @property
@@ -163,94 +166,94 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     # ---- the server's half
 
-    def networks(self, task: Task, client: ClientId) -> Parts:
-        return self.base.networks(task, client)
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        return self.base.networks(spec, client)
 
-    def init_server(self, central: Central) -> Knowledge:
+    def init_server(self, server: ServerContext) -> Knowledge:
         refuse_other_classifier(self.base, "pFedCSPC")
-        base, dim, num_classes = self.base.init_server(central), central.feature_dim, central.task.num_classes
-        width = calibration.embedded(central, base.params, torch.zeros(1, dim)).shape[-1]
-        everyone, none = sorted(central.task.clients), torch.zeros(0, dtype=torch.float64)
+        base, dim, num_classes = self.base.init_server(server), server.feature_dim, server.num_classes
+        width = calibration.embedded(server, base.params, torch.zeros(1, dim)).shape[-1]
+        everyone, none = sorted(server.spec.clients), torch.zeros(0, dtype=torch.float64)
         return Knowledge(
             base,
             matching(base.params, HEAD),
             class_means.no_prototypes(num_classes, dim),
             class_means.no_prototypes(num_classes, width),
             {name: leaf.new_zeros(0, *leaf.shape) for name, leaf in self.encoder(base.params).items()},
-            {client: none for client in everyone if self.is_mixing},
+            {client: none for client in everyone if self.mixes_encoders},
         )
 
     def encoder(self, params: Params) -> Params:
         """What is mixed for clients."""
-        return without(params, HEAD) if self.is_mixing else {}
+        return without(params, HEAD) if self.mixes_encoders else {}
 
-    def message_for(self, server: Knowledge, client: ClientId) -> Guidance:
-        params = {**server.base.params, **server.head}
-        if client in server.mixing and server.mixing[client].any():
-            params |= calibration.mixed(server.encoders, server.mixing[client])
-        return Guidance(replace(self.base.message_for(server.base, client), params=params), server.prototypes)
+    def message_for(self, state: Knowledge, client: ClientId) -> Guidance:
+        params = {**state.base.params, **state.head}
+        if client in state.mixing and state.mixing[client].any():
+            params |= calibration.mixed(state.encoders, state.mixing[client])
+        return Guidance(replace(self.base.message_for(state.base, client), params=params), state.prototypes)
 
-    def public(self, server: Knowledge) -> tuple[Params, Guidance] | None:
-        public = self.base.public(server.base)
+    def public(self, state: Knowledge) -> tuple[Params, Guidance] | None:
+        public = self.base.public(state.base)
         assert public is not None  # a global model is public
         params, message = public
         if self.calibration:
-            params = {**server.base.params, **server.head}
-        return params, Published(message, server.prototypes, server.exemplars)
+            params = {**state.base.params, **state.head}
+        return params, Published(message, state.prototypes, state.exemplars)
 
-    def upload_like(self, server: Knowledge, central: Central) -> SampledUpload:
-        slots = sampling.empty_slots(central.task.num_classes, self.slots_per_class, central.feature_dim)
-        return SampledUpload(self.base.upload_like(server.base, central), slots)
+    def upload_spec(self, state: Knowledge, server: ServerContext) -> SampledUpload:
+        slots = sampling.empty_slots(server.num_classes, self.slots_per_class, server.feature_dim)
+        return SampledUpload(self.base.upload_spec(state.base, server), slots)
 
-    def aggregate(self, server: Knowledge, uploads: Uploads[SampledUpload], central: Central) -> Knowledge:
+    def aggregate(self, state: Knowledge, uploads: Uploads[SampledUpload], server: ServerContext) -> Knowledge:
         slots: dict[ClientId, Slots] = {}
         models: dict[ClientId, Params] = {}
 
         def of_base() -> Uploads[WeightUpload]:
             for client, upload in uploads:
                 slots[client] = upload.prototypes
-                if self.is_mixing:
+                if self.mixes_encoders:
                     models[client] = upload.base.params
                 yield client, upload.base
 
-        received = replace(server.base, params={**server.base.params, **server.head})  # a base may ask how far it went
-        base = self.base.aggregate(received, of_base(), central)
+        received = replace(state.base, params={**state.base.params, **state.head})  # a base may ask how far it went
+        base = self.base.aggregate(received, of_base(), server)
         present = [client for client in sorted(slots) if slots[client].count.any()]
         if not present:
             raise RoundAbandoned("no client sent a prototype: there is nothing to calibrate on.")
-        pool = calibration.pooled([slots[client] for client in present], central.task.num_classes)
-        head = self.calibrated(base.params, pool, central)
-        exemplars = calibration.embedded(central, {**base.params, **head}, pool.mean)
+        pool = calibration.pooled([slots[client] for client in present], server.num_classes)
+        head = self.calibrated(base.params, pool, server)
+        exemplars = calibration.embedded(server, {**base.params, **head}, pool.mean)
         return Knowledge(
             base,
             head,
-            calibration.class_centres(pool.mean, pool, server.prototypes),
-            calibration.class_centres(exemplars, pool, server.exemplars),
-            *self.mixture(server, {client: models[client] for client in present if client in models}, pool, central),
+            calibration.class_centres(pool.mean, pool, state.prototypes),
+            calibration.class_centres(exemplars, pool, state.exemplars),
+            *self.mixture(state, {client: models[client] for client in present if client in models}, pool, server),
         )
 
     def mixture(
-        self, server: Knowledge, models: dict[ClientId, Params], pool: Pool, central: Central
+        self, state: Knowledge, models: dict[ClientId, Params], pool: Pool, server: ServerContext
     ) -> tuple[Params, dict[ClientId, Tensor]]:
         """The encoders of the round and what each counts for each client, Eq. (4)."""
         if not models:
             return {}, {}
         losses = torch.stack(
-            [calibration.client_losses(params, pool, central) for params in models.values()], 1
+            [calibration.client_losses(params, pool, server) for params in models.values()], 1
         )  # (K, K)
         weights = dict(zip(models, calibration.mixing_weights(losses, self.initialisation_temperature), strict=True))
-        stacked = {name: torch.stack([params[name] for params in models.values()]) for name in server.encoders}
+        stacked = {name: torch.stack([params[name] for params in models.values()]) for name in state.encoders}
         nothing = torch.zeros(len(models), dtype=torch.float64)
-        return stacked, {client: weights.get(client, nothing) for client in server.mixing}
+        return stacked, {client: weights.get(client, nothing) for client in state.mixing}
 
-    def calibrated(self, params: Params, pool: Pool, central: Central) -> Params:
+    def calibrated(self, params: Params, pool: Pool, server: ServerContext) -> Params:
         """Projection and classifier, retrained on the prototypes."""
         if self.calibration:
-            partners = calibration.drawn_partners(pool, self.augmentations, central.generator)
-            is_known = pool.label.bincount(minlength=central.task.num_classes) > 0
+            partners = calibration.drawn_partners(pool, self.augmentations, server.generator)
+            is_known = pool.label.bincount(minlength=server.num_classes) > 0
             objective, context = Objective(self.calibration_loss, trains=HEAD), (pool, partners, is_known)
-            steps = calibration.schedule(self.calibration_epochs, self.calibration_rate, central.round)
-            params = calibration.retrained(params, objective, context, steps, central)
+            steps = calibration.schedule(self.calibration_epochs, self.calibration_rate, server.round)
+            params = calibration.retrained(params, objective, context, steps, server)
         return matching(params, HEAD)
 
     def calibration_loss(self, model: Model, batch: Batch, pool: Pool, partners: Partners, is_known: Tensor) -> Tensor:
@@ -273,27 +276,27 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     # ---- the client's half
 
-    def init_memory(self, local: Local, message: Guidance) -> Kept:
-        return Kept(self.base.init_memory(local, message.base), message.base.params if self.personalised else {})
+    def init_memory(self, client: ClientContext, message: Guidance) -> Kept:
+        return Kept(self.base.init_memory(client, message.base), message.base.params if self.personalised else {})
 
     def local_weights(self, message: Guidance, memory: Kept) -> Params:
         return memory.params if self.personalised else message.base.params
 
-    async def train(self, local: Local, message: Guidance, memory: Kept) -> Reply[SampledUpload, Kept]:
+    async def train(self, client: ClientContext, message: Guidance, memory: Kept) -> Reply[SampledUpload, Kept]:
         if self.alignment_weight and (self.node or self.angle or self.edge):
-            local = local.adding(self.alignment, message.prototypes)
-        reply = await self.base.train(local, message.base, memory.base)
+            client = client.with_loss_term(self.alignment, message.prototypes)
+        reply = await self.base.train(client, message.base, memory.base)
         params = reply.upload.params
-        z = await local.map(features, params)
-        upload = SampledUpload(reply.upload, self.sampled(z, local))
+        z = await client.map(features, params)
+        upload = SampledUpload(reply.upload, self.sampled(z, client))
         return Reply(upload, Kept(reply.memory, params if self.personalised else {}))
 
-    def sampled(self, z: Tensor, local: Local) -> Slots:
+    def sampled(self, z: Tensor, client: ClientContext) -> Slots:
         """The client's prototypes, from its features (n, D)."""
         is_clustered = self.prototypes == "clustered"
         clusters, repeats, share = (self.clusters, self.repeats, self.sampled_share) if is_clustered else (1, 1, 1.0)
-        draws = generator(local.step_seed, "prototypes")
-        return sampling.sampled_prototypes(z, local.data.labels, local.num_classes, clusters, repeats, share, draws)
+        draws = generator(client.step_seed, "prototypes")
+        return sampling.sampled_prototypes(z, client.data.labels, client.num_classes, clusters, repeats, share, draws)
 
     def alignment(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
         """What the alignment adds to the objective of Eq. (18)."""

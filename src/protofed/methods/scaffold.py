@@ -21,13 +21,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from protofed.data import Batch
-from protofed.method import Central, Local, Objections, Positive, Reply, Task, Uploads
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Positive, SettingErrors, Uploads
+from protofed.api.task import TaskSpec
+from protofed.data.batches import Batch
 from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
 from protofed.methods.feddyn import mean_upload, zeros
 from protofed.methods.fednova import needs_sgd, num_gradients, plain
-from protofed.networks import Model
-from protofed.optim import Optimizer
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, record
 
 
@@ -56,32 +58,32 @@ class Scaffold(GlobalModel[ControlVariate]):
     weighting: Weighting = "uniform"
     """Whether clients count the same, or by their numbers of examples."""
 
-    def objections(self, optimizer: Optimizer, batch_size: int, task: Task | None) -> Objections:
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("SCAFFOLD", optimizer)
 
-    def init_server(self, central: Central) -> Controlled:
-        params = super().init_server(central).params
-        return Controlled(params, zeros(params, central.networks.trainable))
+    def init_server(self, server: ServerContext) -> Controlled:
+        params = super().init_server(server).params
+        return Controlled(params, zeros(params, server.networks.trainable))
 
-    def upload_like(self, server: Weights, central: Central) -> ControlledUpload:
-        return ControlledUpload(server.params, torch.tensor(0), cast(Controlled, server).control)
+    def upload_spec(self, state: Weights, server: ServerContext) -> ControlledUpload:
+        return ControlledUpload(state.params, torch.tensor(0), cast(Controlled, state).control)
 
-    def aggregate(self, server: Weights, uploads: Uploads[WeightUpload], central: Central) -> Controlled:
-        mean, share = mean_upload(cast(Uploads[ControlledUpload], uploads), self.weighting, central)
-        previous = cast(Controlled, server).control
+    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Controlled:
+        mean, share = mean_upload(cast(Uploads[ControlledUpload], uploads), self.weighting, server)
+        previous = cast(Controlled, state).control
         control = {name: leaf + share * mean.change[name] for name, leaf in previous.items()}
-        stepped = {name: torch.lerp(server.params[name], mean.params[name], self.server_lr) for name in control}
+        stepped = {name: torch.lerp(state.params[name], mean.params[name], self.server_lr) for name in control}
         return Controlled({**mean.params, **stepped}, control)
 
-    def init_memory(self, local: Local, message: Weights) -> ControlVariate:
-        return ControlVariate(zeros(message.params, local.networks.trainable))
+    def init_memory(self, client: ClientContext, message: Weights) -> ControlVariate:
+        return ControlVariate(zeros(message.params, client.networks.trainable))
 
     async def train(
-        self, local: Local, message: Weights, memory: ControlVariate
+        self, client: ClientContext, message: Weights, memory: ControlVariate
     ) -> Reply[WeightUpload, ControlVariate]:
-        reply = await super().train(local, message, memory)
+        reply = await super().train(client, message, memory)
         known = cast(Controlled, message).control
-        slope = mean_gradient(local, message.params, reply.upload.params, "SCAFFOLD")
+        slope = mean_gradient(client, message.params, reply.upload.params, "SCAFFOLD")
         change = {name: slope[name] - leaf for name, leaf in known.items()}
         upload = ControlledUpload(reply.upload.params, reply.upload.num_examples, change)
         return Reply(upload, ControlVariate({name: leaf + change[name] for name, leaf in memory.control.items()}))
@@ -93,10 +95,10 @@ class Scaffold(GlobalModel[ControlVariate]):
         return batch.cross_entropy(model.logits(batch.x)) + inner_product(correction, model.params)
 
 
-def mean_gradient(local: Local, start: Params, end: Params, method: str) -> Params:
+def mean_gradient(client: ClientContext, start: Params, end: Params, method: str) -> Params:
     """The mean of the gradients that led a client from `start` to `end`."""
-    scale = plain(local.optimizer, method).for_round(local.round).lr * num_gradients(local, method)
-    return {name: (start[name] - end[name]) / scale for name in local.networks.trainable}
+    scale = plain(client.optimizer, method).for_round(client.round).lr * num_gradients(client, method)
+    return {name: (start[name] - end[name]) / scale for name in client.networks.trainable}
 
 
 def inner_product(a: Params, b: Params) -> Tensor:

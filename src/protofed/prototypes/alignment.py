@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.networks import Model
+from protofed.nn.networks import Model
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.contrast import cluster_contrast
 

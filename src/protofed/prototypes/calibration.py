@@ -4,10 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data import Data
-from protofed.method import Central, Objective
-from protofed.networks import product
-from protofed.optim import Sgd
+from protofed.api.contexts import ServerContext
+from protofed.api.requests import Objective
+from protofed.data.batches import Data
+from protofed.nn.precision import product
+from protofed.optim.optimizers import Sgd
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.contrast import ABSENT, EPS
 from protofed.prototypes.sampling import Slots
@@ -146,9 +147,9 @@ def knowledge(z: Tensor, exemplars: Prototypes, temperature: float) -> Tensor:
 
 
 @torch.no_grad()
-def embedded(central: Central, params: Params, z: Tensor) -> Tensor:
+def embedded(server: ServerContext, params: Params, z: Tensor) -> Tensor:
     """What the classifier reads of these features."""
-    return central.networks.model(params).embedding(z)
+    return server.networks.model(params).embedding(z)
 
 
 def mixed(encoders: Params, weights: Tensor) -> Params:
@@ -161,9 +162,9 @@ def mixed(encoders: Params, weights: Tensor) -> Params:
 
 
 @torch.no_grad()
-def client_losses(params: Params, pool: Pool, central: Central) -> Tensor:
+def client_losses(params: Params, pool: Pool, server: ServerContext) -> Tensor:
     """The mean cross-entropy of one client's model on the prototypes of each client, (K,), L_sup in Eq. (4)."""
-    logits = central.networks.model(params).scores(pool.mean)
+    logits = server.networks.model(params).scores(pool.mean)
     each = F.cross_entropy(logits, pool.label, reduction="none").double()  # (M,)
     total = torch.zeros(int(pool.client.max()) + 1, dtype=torch.float64).index_add(0, pool.client, each)
     return total / pool.client.bincount()
@@ -176,12 +177,12 @@ def schedule(epochs: int, rate: float, round: int) -> Steps:
 
 
 def retrained(
-    params: Params, objective: Objective, context: tuple[Pool, *tuple[Tree, ...]], steps: Steps, central: Central
+    params: Params, objective: Objective, context: tuple[Pool, *tuple[Tree, ...]], steps: Steps, server: ServerContext
 ) -> Params:
     """The weights after consecutive fits on the prototypes of the pool, the first of the contexts."""
     pool = context[0]
     for epochs, rate in steps:
-        params = central.fit(
+        params = server.fit(
             objective,
             params=params,
             data=Data.of(pool.mean, pool.label),

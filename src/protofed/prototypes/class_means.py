@@ -6,9 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from protofed.data import Batch
-from protofed.method import Local, Task
-from protofed.networks import Model, Networks, Parts, matching, product
+from protofed.api.contexts import ClientContext
+from protofed.api.task import TaskSpec
+from protofed.data.batches import Batch
+from protofed.nn.networks import Model, Networks, Parts, matching
+from protofed.nn.precision import product
 from protofed.tree import Params, record
 
 PrototypeMode = Literal["running", "recomputed"]
@@ -72,14 +74,14 @@ RECORDED = ("recorder.*",)
 """The recorder's entries of `Params`, which are nobody else's business."""
 
 
-def with_recorder(task: Task, parts: Parts, mode: PrototypeMode) -> Parts:
+def with_recorder(spec: TaskSpec, parts: Parts, mode: PrototypeMode) -> Parts:
     """The parts and, for running prototypes, a recorder that fits their features."""
     if mode == "recomputed":
         return parts
     features = parts["features"].eval()
     with torch.no_grad():
-        dim = features(task.example).shape[-1]
-    return {**parts, "recorder": Recorder(task.num_classes, dim)}
+        dim = features(spec.input.blank()).shape[-1]
+    return {**parts, "recorder": Recorder(spec.num_classes, dim)}
 
 
 def record_last_epoch(model: Model, z: Tensor, batch: Batch) -> None:
@@ -98,11 +100,11 @@ def recorded(params: Params) -> Prototypes:
     return ClassSums(params["recorder.total"], params["recorder.count"]).prototypes()
 
 
-async def of_client(local: Local, params: Params, mode: PrototypeMode) -> Prototypes:
+async def of_client(client: ClientContext, params: Params, mode: PrototypeMode) -> Prototypes:
     """The client's class means after training, in either mode."""
     if mode == "running":
         return recorded(params)
-    sums = await local.total(_feature_sums, params, (torch.zeros(local.num_classes),))
+    sums = await client.total(_feature_sums, params, (torch.zeros(client.num_classes),))
     return sums.prototypes()
 
 
@@ -114,9 +116,9 @@ def mean_over_owners(prototypes: Iterable[Prototypes], previous: Prototypes) -> 
     """The unweighted mean over the clients that own each class; a class that nobody sent stays as it was."""
     total = torch.zeros_like(previous.mean, dtype=torch.float64)
     owners = torch.zeros_like(previous.count)
-    for local in prototypes:
-        total += local.mean.double() * local.is_known[:, None]
-        owners += local.is_known
+    for client in prototypes:
+        total += client.mean.double() * client.is_known[:, None]
+        owners += client.is_known
     mean = (total / owners.clamp(min=1)[:, None]).to(previous.mean.dtype)
     is_new = owners > 0
     return Prototypes(torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, owners, previous.count))
@@ -127,9 +129,10 @@ def mean_over_counts(prototypes: list[Prototypes], previous: Prototypes) -> Prot
     counts = torch.stack([p.count for p in prototypes]).double()  # (N, C)
     total = torch.stack([p.mean for p in prototypes]).double().mul(counts[..., None]).sum(0)
     count = counts.sum(0)
+    # guard: renormalisation-classes-over-their-holders
     mean = (total / count.clamp(min=1)[:, None]).to(previous.mean.dtype)
     is_new = count > 0
     return Prototypes(
-        torch.where(is_new[:, None], mean, previous.mean),
+        torch.where(is_new[:, None], mean, previous.mean),  # guard: class-without-reply-keeps-prototype
         torch.where(is_new, count.to(previous.count.dtype), previous.count),
     )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.networks import product
+from protofed.nn.precision import product
 
 EPS = 1e-8
 ABSENT = -1e9

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from protofed.prototypes.clustering import cluster_means
+from protofed.prototypes.finch import cluster_means
 from protofed.tree import record
 
 NOTHING = 1e-10

@@ -8,12 +8,6 @@ from pathlib import Path
 from statistics import fmean
 
 from protofed.evaluation.metrics import rounds_to_target
-from protofed.experiments.checkpoint import write_atomically
-from protofed.experiments.comparison import Comparison
-from protofed.experiments.config import Config
-from protofed.experiments.folder import environment
-from protofed.experiments.run import Round, at_home, summarised
-from protofed.experiments.sweep import Outcome
 from protofed.methods import METHODS
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import (
@@ -26,6 +20,12 @@ from protofed.reports.tables import (
     home_sheet,
     personal_sheet,
 )
+from protofed.runs.compare import Comparison
+from protofed.runs.config.config import Config
+from protofed.runs.runner import Round, at_home, summarised
+from protofed.runs.store.checkpoint import write_atomically
+from protofed.runs.store.folder import environment
+from protofed.runs.sweep import Outcome
 
 REFERENCE = METHODS["fedavg"]
 FEW = 8

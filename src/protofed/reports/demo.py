@@ -1,7 +1,7 @@
 """The demonstration: what sharing weights, prototypes, or both brings when clients see different domains."""
 
-from protofed.experiments import comparison
-from protofed.experiments.comparison import Comparison
+from protofed.runs import compare
+from protofed.runs.compare import Comparison
 
 METHODS = ("local", "fedavg", "fedproto", "fpl")
 FPL_PROTOCOL = {
@@ -20,4 +20,4 @@ def compared(rounds: int) -> Comparison:
         "tasks": {"minidigits": {"task": {"name": "minidigits"}}},
         "methods": {name: {"method": {"name": name}} for name in METHODS},
     }
-    return comparison.parse(table, "demo")
+    return compare.parse(table, "demo")

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
-from protofed.experiments.checkpoint import write_atomically
-from protofed.method import ClientId, Task
 from protofed.reports.figures import COLOURS, plain
+from protofed.runs.store.checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

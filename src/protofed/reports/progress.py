@@ -6,9 +6,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from protofed.experiments.run import Round
-from protofed.method import ClientId
-from protofed.runtimes.federation import Federation
+from protofed.api.task import ClientId
+from protofed.engine.federation import Federation
+from protofed.runs.runner import Round
 
 
 def bar(console: Console) -> Progress:

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from protofed import tree
-from protofed.method import Fit
-from protofed.optim import Gradient, Optimizer
+from protofed.api.requests import Fit
+from protofed.optim.optimizers import Gradient, Optimizer
 from protofed.tree import Params, Tree
 
 TORCH = str(Path(torch.__file__).parent)
@@ -35,6 +35,7 @@ class Diverged(ArithmeticError):
 
 def are_finite(fits: Sequence[tuple[Params, Iterable[Tensor]]]) -> list[bool]:
     """Whether all weights and all losses of each fit are finite, in one look at the device."""
+    # guard: losses-weights-not-finite-noticed
     return torch.stack([_largest(params, losses) for params, losses in fits]).isfinite().tolist()
 
 

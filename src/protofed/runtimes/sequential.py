@@ -12,19 +12,21 @@ import torch
 from torch import Tensor
 
 from protofed import tree
-from protofed.data import Batch, batch_at, evaluation_plan, training_plan
-from protofed.method import ClientId, Fit, Map, Objective, Reply, Request, Task, Total
-from protofed.networks import Precision
-from protofed.optim import Gradient
+from protofed.api.contexts import Reply
+from protofed.api.requests import Fit, Map, Objective, Request, Total
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Batch, batch_at, evaluation_plan, training_plan
+from protofed.nn.precision import Precision
+from protofed.optim.optimizers import Gradient
+from protofed.runtimes.base import Failure, Job, checked_reply, failure_of
+from protofed.runtimes.device import CPU, Residence, working
 from protofed.runtimes.divergence import are_finite, explained
-from protofed.runtimes.jobs import Failure, Job, checked_reply, failure_of
-from protofed.runtimes.memory import keep_freed_memory
-from protofed.runtimes.placement import CPU, Residence, working
+from protofed.runtimes.malloc import keep_freed_memory
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 
 if TYPE_CHECKING:
-    from protofed.runtimes.federation import Federation
+    from protofed.engine.federation import Federation
 
 T = TypeVar("T")
 

@@ -30,17 +30,20 @@ from annotated_types import Ge
 from torch import Tensor
 
 from protofed import tree
+from protofed.api.contexts import Reply
+from protofed.api.method import Step
+from protofed.api.requests import Request, Total
+from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput, RunFailed
-from protofed.method import ClientId, Reply, Request, Step, Task, Total
-from protofed.networks import Networks
-from protofed.runtimes.jobs import Failure, Job, Reason, failure_of
-from protofed.runtimes.memory import keep_freed_memory
-from protofed.runtimes.placement import CPU
+from protofed.nn.networks import Networks
+from protofed.runtimes.base import Failure, Job, Reason, failure_of
+from protofed.runtimes.device import CPU
+from protofed.runtimes.malloc import keep_freed_memory
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params, Tree
 
 if TYPE_CHECKING:
-    from protofed.runtimes.federation import Federation
+    from protofed.engine.federation import Federation
 
 ALIGNMENT = 64
 """Bytes; a tensor of any type may begin at a multiple of them."""
@@ -86,6 +89,7 @@ class Workers:
             for job in islice(waiting, self._size):
                 self._begin(job, busy)
             while busy:
+                # guard: workers-wait-no-longer-than-deadline
                 for connection in wait(list(busy), _seconds_until(min(worker.deadline for worker in busy.values()))):
                     worker = busy.pop(connection)
                     done = worker.finish()
@@ -93,13 +97,14 @@ class Workers:
                     for job in islice(waiting, 1):  # now, so that a process works while the server reads
                         self._begin(job, busy)
                     yield done
-                yield from self._overdue(busy)
+                yield from self._overdue(busy)  # guard: work-past-deadline-ended
         finally:  # nobody will read what they still work on
             for worker in busy.values():
                 worker.end()
 
     def _overdue(self, busy: "dict[Any, _Worker]") -> list[tuple[ClientId, Failure]]:
         """Ends the work that nobody waits for any longer."""
+        # guard: monotonic-deadlines-workers
         late = [connection for connection, worker in busy.items() if time.monotonic() > worker.deadline]
         ended = [busy.pop(connection) for connection in late]
         for worker in ended:
@@ -368,7 +373,7 @@ class _Order:
 
     def done(self, federation: "Federation", message: Tree, memory: Tree) -> Reply[Any, Any] | Failure:
         method = federation.method
-        local = replace(federation.local(self.client, self.settings["round"]), **self.settings)
+        local = replace(federation.client_context(self.client, self.settings["round"]), **self.settings)
         step = getattr(method, self.step) if isinstance(self.step, str) else self.step
         [(_, outcome)] = Sequential().run([Job(self.client, step, local, message, memory, method.init_memory)])
         return outcome

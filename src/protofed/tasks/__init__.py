@@ -2,12 +2,12 @@
 
 from typing import Protocol, runtime_checkable
 
-from protofed.method import Task
+from protofed.api.task import Task
+from protofed.tasks.custom import Own
 from protofed.tasks.domain_shift import Digits, Hub, OfficeCaltech10, Pacs, Vlcs
 from protofed.tasks.label_skew import Cifar10, Cifar100, FashionMnist, TinyImagenet, Vireofood172
 from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
 from protofed.tasks.natural import AmazonReviews, HeartDisease, TcgaBrca
-from protofed.tasks.own import Own
 
 
 class TaskSettings(Protocol):

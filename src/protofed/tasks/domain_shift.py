@@ -14,15 +14,16 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from protofed.data import Data, Transform
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
+from protofed.data.transforms import Transform
+from protofed.datasets import DATASETS
+from protofed.datasets.cache import load
+from protofed.datasets.examples import Examples, Split
+from protofed.datasets.hub import hub_split
 from protofed.errors import BadInput
-from protofed.method import ClientId, Task
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.seeds import derive_seed, generator
-from protofed.sources import DATASETS
-from protofed.sources.cache import load
-from protofed.sources.examples import Examples, Split
-from protofed.sources.hub import hub_split
 from protofed.tasks.models import ImageModel, image_model
 from protofed.tasks.partition import allotted, portion
 

@@ -13,12 +13,14 @@ import torch
 from annotated_types import Ge, Gt, Interval, Lt
 from torch import Tensor
 
-from protofed.data import Data, Transform
+from protofed.api.method import Positive
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.data.transforms import Transform
+from protofed.datasets import DATASETS
+from protofed.datasets.cache import load
 from protofed.errors import BadInput
-from protofed.method import Positive, Task
 from protofed.seeds import derive_seed
-from protofed.sources import DATASETS
-from protofed.sources.cache import load
 from protofed.tasks.models import ImageModel, image_model
 from protofed.tasks.partition import alike, dirichlet, shards, split
 

@@ -16,8 +16,10 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from protofed.data import Data, Transform
-from protofed.method import Positive, Task
+from protofed.api.method import Positive
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.data.transforms import Transform
 from protofed.tasks.models import small_cnn
 from protofed.tasks.partition import dirichlet
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.errors import BadInput
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 
 WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages of a ResNet."""

@@ -14,14 +14,14 @@ from annotated_types import Ge, Gt, Lt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from protofed.data import Data
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
+from protofed.datasets import amazon_reviews, heart_disease, tcga_brca
+from protofed.datasets.files import data_root
+from protofed.datasets.tabular import Encoder, Kind, Table, sum_of, summary_of
 from protofed.errors import BadInput
-from protofed.method import ClientId, Task
-from protofed.networks import Parts
+from protofed.nn.networks import Parts
 from protofed.seeds import derive_seed
-from protofed.sources import amazon_reviews, heart_disease, tcga_brca
-from protofed.sources.files import data_root
-from protofed.sources.tabular import Encoder, Kind, Table, sum_of, summary_of
 from protofed.tasks.models import mlp
 from protofed.tasks.partition import alike, split
 

@@ -1,0 +1,193 @@
+"""What a method works with: `ServerContext` at the server, `ClientContext` at a client."""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from protofed.api.requests import Fit, Map, Objective, Request, Total
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch, Data
+from protofed.data.transforms import Transform
+from protofed.nn.networks import Model, Networks
+from protofed.optim.optimizers import Optimizer
+from protofed.seeds import derive_seed, generator
+from protofed.tree import Params, Tree, record
+
+Memory = TypeVar("Memory")
+Upload = TypeVar("Upload")
+T = TypeVar("T")
+
+
+@record
+class Reply(Generic[Upload, Memory]):
+    """What a client's step ends with: what is sent, and what stays at the client."""
+
+    upload: Upload
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A loss plus a term that reads its own context, the last of the contexts."""
+
+    loss: Callable[..., Tensor]
+    term: Callable[..., Tensor]
+
+    def __call__(self, model: Model, batch: Batch, *context: Tree) -> Tensor:
+        return self.loss(model, batch, *context[:-1]) + self.term(model, batch, *context[-1])
+
+
+@dataclass(frozen=True)
+class ClientContext:
+    """What a client's step works with: its own data and networks, and the runtime's help."""
+
+    id: ClientId
+    round: int
+    num_rounds: int
+    num_classes: int
+    networks: Networks
+    data: Data
+    """What it trains on."""
+    transform: Transform
+    optimizer: Optimizer
+    epochs: int
+    batch_size: int
+    seed: int
+    """The root of all draws of the run."""
+    step_seed: int
+    """The root of the draws of this step."""
+    public: Data | None = None
+    """Examples that everyone may see; their labels are not used."""
+    tests: Mapping[str, Data] = field(default_factory=dict)
+    """What it is tested on, by name: its own test set and, in simulation, those of all domains."""
+    terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
+    _requests: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def num_examples(self) -> Tensor:
+        return torch.tensor(len(self.data))
+
+    def initial_params(self) -> Params:
+        """The weights that every client with these networks starts from."""
+        return self.networks.init(derive_seed(self.seed, "weights"))
+
+    async def fit(
+        self,
+        *objectives: Objective,
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        epochs: int | None = None,
+        optimizer: Optimizer | None = None,
+        data: Data | None = None,
+    ) -> Params:
+        """The weights after training from `params`; anything not named here is as configured."""
+        for term, term_context in self.terms:
+            objectives = tuple(replace(o, loss=_Sum(o.loss, term)) for o in objectives)
+            context = (*context, term_context)
+        return await Fit(
+            networks=self.networks,
+            params=params,
+            context=context,
+            data=self.data if data is None else data,
+            transform=self.transform,
+            objectives=objectives,
+            optimizer=(optimizer or self.optimizer).for_round(self.round),
+            epochs=self.epochs if epochs is None else epochs,
+            batch_size=self.batch_size,
+            seed=self._next_seed(),
+        )
+
+    async def total(
+        self,
+        statistic: Callable[..., T],
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        data: Data | None = None,
+    ) -> T:
+        """Σ statistic(model, batch, *context) over the client's examples."""
+        data = self.data if data is None else data
+        return await Total(self.networks, params, context, data, self.transform, self._next_seed(), statistic)
+
+    async def map(
+        self,
+        function: Callable[..., T],
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        data: Data | None = None,
+    ) -> T:
+        """function(model, batch, *context) for each of the client's examples, in order."""
+        data = self.data if data is None else data
+        return await Map(self.networks, params, context, data, self.transform, self._next_seed(), function)
+
+    def _next_seed(self) -> int:
+        return derive_seed(self.step_seed, "request", next(self._requests))
+
+    def with_loss_term(self, term: Callable[..., Tensor], *context: Tree) -> "ClientContext":
+        """The same, but every fit also descends `term(model, batch, *context)`: how one method wraps another."""
+        return replace(self, terms=(*self.terms, (term, context)))
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What the server's half of a method works with. No client's example can be reached from here."""
+
+    spec: TaskSpec
+    networks: Networks
+    optimizer: Optimizer
+    round: int
+    num_rounds: int
+    seed: int
+    phase_seed: int
+    """The root of the server's draws in this setup, round or finish."""
+    answer: Callable[[Request[Any]], Any]
+    """Does the work that a request names, on data that the server has."""
+    _fits: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def num_classes(self) -> int:
+        return self.spec.num_classes
+
+    @cached_property
+    def generator(self) -> torch.Generator:
+        """The server's randomness."""
+        return generator(self.phase_seed, "server")
+
+    @property
+    def feature_dim(self) -> int:
+        """D, the size of a feature vector."""
+        return self.networks.feature_dim(self.spec.input.blank())
+
+    def initial_params(self) -> Params:
+        """The weights that every client with these networks starts from."""
+        return self.networks.init(derive_seed(self.seed, "weights"))
+
+    def fit(
+        self,
+        *objectives: Objective,
+        params: Params,
+        data: Data,
+        context: tuple[Tree, ...] = (),
+        epochs: int = 1,
+        batch_size: int = 64,
+        optimizer: Optimizer | None = None,
+    ) -> Params:
+        """The weights after training on data that the server has, such as prototypes."""
+        request = Fit(
+            networks=self.networks,
+            params=params,
+            context=context,
+            data=data,
+            transform=Transform(),
+            objectives=objectives,
+            optimizer=(optimizer or self.optimizer).for_round(self.round),
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=derive_seed(self.phase_seed, "server fit", next(self._fits)),
+        )
+        fitted: Params = self.answer(request)
+        return fitted

@@ -1,0 +1,168 @@
+"""What a method is. Read this first.
+
+A method is one class with both halves of its algorithm. Everything that moves or persists is a record (a tree of
+tensors) that is passed in and out:
+
+    state     what the server knows between rounds
+    message   what one client receives
+    upload    what one client sends back
+    memory    what one client keeps; it never leaves the client
+
+Nothing lives on `self` but hyper-parameters. A client's step is a coroutine: `await client.fit(...)` hands a request to
+the runtime, which may answer it for one client at once or for a whole cohort together.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
+
+import torch
+from annotated_types import Ge, Gt
+from torch import Tensor
+
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
+from protofed.nn.networks import Model, Parts, Patterns
+from protofed.optim.optimizers import Optimizer
+from protofed.tree import Nothing, Params
+
+# The ranges of hyper-parameters.
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+
+Tag = Literal["global", "personal", "prototype", "heterogeneous", "server-side", "wrapper", "reconstruction"]
+"""Kinds of methods: one model for all; one for each client; prototypes travel; clients may have different networks; the
+server trains or corrects; it goes around another method; and: the paper leaves so much open that this is a guess."""
+
+State = TypeVar("State")
+Message = TypeVar("Message")
+Memory = TypeVar("Memory")
+Upload = TypeVar("Upload")
+
+
+Step = Callable[[ClientContext, Message, Memory], Coroutine[Any, Any, Reply[Upload, Memory]]]
+SettingErrors = Iterator[tuple[str, str]]
+"""Settings, and why they cannot be."""
+Uploads = Iterable[tuple[ClientId, Upload]]
+"""Accepted uploads in canonical order, to be read once: the next client may only train when the last is consumed."""
+
+
+class Clients(Protocol):
+    """The clients that take part in a round."""
+
+    @property
+    def ids(self) -> Sequence[ClientId]: ...
+
+    @property
+    def server(self) -> ServerContext: ...
+
+    def run(
+        self, step: Step[Message, Memory, Upload], message_for: Callable[[ClientId], Message], like: Upload
+    ) -> Iterator[tuple[ClientId, Upload]]:
+        """Runs a step at every client; uploads that are not like `like` are refused."""
+
+
+class Method(ABC, Generic[State, Message, Memory, Upload]):
+    """A federated method: subclass a family in `methods/families.py`, or this."""
+
+    tags: ClassVar[tuple[Tag, ...]] = ()
+    """What kind of method it is."""
+    private: ClassVar[Patterns] = ()
+    """Weights that never leave the client."""
+    retrains_classifier: ClassVar[bool] = False
+    """Of a wrapper: whether its server retrains the base's classifier on features."""
+
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        """What of a run's settings this method cannot work with: the setting, `training.batch_size` or one of its own,
+        and why. `spec` is None before the task is built."""
+        return iter(())
+
+    # ---- the server's half
+
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        """The parts that a client works with; a method may add its own to the task's."""
+        return spec.model(client)
+
+    @abstractmethod
+    def init_server(self, server: ServerContext) -> State:
+        """What the server knows before the first round."""
+
+    @abstractmethod
+    def message_for(self, state: State, client: ClientId) -> Message:
+        """What this client receives."""
+
+    @abstractmethod
+    def upload_spec(self, state: State, server: ServerContext) -> Upload:
+        """An upload with the names, shapes and dtypes that a good one has. Leaves called `count` or `num_examples`
+        must hold whole numbers ≥ 0, leaves called `label` classes; values here do not matter."""
+
+    @abstractmethod
+    def aggregate(self, state: State, uploads: Uploads[Upload], server: ServerContext) -> State:
+        """What the server knows after reading the uploads, all of them, once."""
+
+    def public(self, state: State) -> tuple[Params, Message] | None:
+        """The model that anyone may use and the message it predicts with; None where every client has its own."""
+        return None
+
+    def setup(self, state: State, clients: Clients) -> State:
+        """What happens once, before the first round."""
+        return state
+
+    def round(self, state: State, clients: Clients) -> State:
+        like = self.upload_spec(state, clients.server)
+        uploads = clients.run(self.train, partial(self.message_for, state), like)
+        return self.aggregate(state, uploads, clients.server)
+
+    def finish(self, state: State, clients: Clients) -> State:
+        """What happens once, after the last round."""
+        return state
+
+    # ---- the client's half
+
+    def init_memory(self, client: ClientContext, message: Message) -> Memory:
+        """What a client keeps before it first takes part; nothing, unless the method says otherwise."""
+        return cast(Memory, Nothing())
+
+    @abstractmethod
+    def local_weights(self, message: Message, memory: Memory) -> Params:
+        """The weights that this client would use now."""
+
+    @abstractmethod
+    async def train(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Upload, Memory]:
+        """One round at one client."""
+
+    def trained_weights(self, upload: Upload, memory: Memory) -> Params:
+        """The weights that a client has just trained, from what it sent and what it kept: those it would use if the
+        server sent its upload back. A method whose uploads cannot be read as messages says here how to read them."""
+        return self.local_weights(cast(Message, upload), memory)
+
+    def predict(self, model: Model, x: Tensor, message: Message, memory: Memory | None) -> Tensor:
+        """Scores of the classes, (B, C); memory is None for the public model."""
+        return model.logits(x)
+
+    def confusion(self, model: Model, batch: Batch, message: Message, memory: Memory | None, *parts: Tensor) -> Tensor:
+        """How often class i was taken for class j, (1 + P, C, C): among all examples, and among those of each part (N,)
+        of the store, which marks its own."""
+        scores = self.predict(model, batch.x, message, memory)
+        classes = torch.arange(scores.shape[-1], device=scores.device)
+        taken = (scores.argmax(-1)[:, None] == classes).double()  # (B, C)
+        weight = torch.stack([batch.weight, *(batch.weight * part[batch.index] for part in parts)])  # (1 + P, B)
+        truth = (batch.y[:, None] == classes).double() * weight[..., None]  # (1 + P, B, C)
+        return truth.mT @ taken
+
+
+def validate(
+    method: Method[Any, Any, Any, Any],
+    optimizer: Optimizer,
+    batch_size: int,
+    spec: TaskSpec | None,
+    where: str = "method",
+) -> SettingErrors:
+    """What a method and those that it goes around cannot work with; each setting by its whole name."""
+    for setting, why in method.validate(optimizer, batch_size, spec):
+        yield setting if setting.startswith("training.") else f"{where}.{setting}", why
+    base = getattr(method, "base", None)
+    if isinstance(base, Method):
+        yield from validate(base, optimizer, batch_size, spec, f"{where}.base")

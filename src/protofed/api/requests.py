@@ -1,0 +1,76 @@
+"""Work that a step asks of the runtime. Awaiting a request gives its answer."""
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from torch import Tensor
+
+from protofed.data.batches import Data
+from protofed.data.transforms import Transform
+from protofed.nn.networks import Networks, Patterns, matching, without
+from protofed.optim.optimizers import Optimizer
+from protofed.tree import Params, Tree, select
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a step descends: `loss(model, batch, *context)`, and which parameters it may change."""
+
+    loss: Callable[..., Tensor]
+    trains: Patterns = ("*",)
+    freezes: Patterns = ()
+    """Parameters that it leaves alone, whatever `trains` says."""
+
+
+@dataclass(frozen=True)
+class Request(Generic[T_co]):
+    """Work for the runtime, which may do it for one client or for many together."""
+
+    networks: Networks
+    params: Params
+    context: tuple[Tree, ...]
+    data: Data
+    transform: Transform
+    seed: int
+    """Of everything that the work draws."""
+
+    def __await__(self) -> Generator["Request[Any]", Any, T_co]:
+        answer: T_co = yield self
+        return answer
+
+
+@dataclass(frozen=True)
+class Fit(Request[Params]):
+    """Train: each batch takes one optimiser step for each objective in turn."""
+
+    objectives: tuple[Objective, ...]
+    optimizer: Optimizer
+    epochs: int
+    batch_size: int
+
+    def trained(self) -> list[Params]:
+        """The weights that each objective changes, of those that the request begins with."""
+        self.networks.check(self.params)
+        trainable = select(self.params, self.networks.trainable)
+        chosen = [without(matching(trainable, o.trains), o.freezes) for o in self.objectives]
+        for objective, weights in zip(self.objectives, chosen, strict=True):
+            if not weights:
+                raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
+        return chosen
+
+
+@dataclass(frozen=True)
+class Total(Request[T_co]):
+    """Σ statistic(model, batch, *context) over all examples, in evaluation mode, without augmentation."""
+
+    statistic: Callable[..., T_co]
+
+
+@dataclass(frozen=True)
+class Map(Request[T_co]):
+    """function(model, batch, *context) for every example in order, in evaluation mode, without augmentation."""
+
+    function: Callable[..., T_co]

@@ -1,0 +1,162 @@
+"""What a federation learns: what everyone may know of it, and what only one client has."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from protofed.data.batches import Data
+from protofed.data.transforms import Transform
+from protofed.errors import BadInput
+from protofed.nn.networks import Parts
+
+log = logging.getLogger(__name__)
+
+ClientId = str
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What networks read: one input's shape and type. It holds no example."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def kind(self) -> Literal["image", "vector", "tokens"]:
+        if not self.dtype.is_floating_point:
+            return "tokens"
+        return "image" if len(self.shape) == 3 else "vector"
+
+    def blank(self, size: int = 1) -> Tensor:
+        """Inputs of zeros, for asking a network how large its outputs are."""
+        return torch.zeros((size, *self.shape), dtype=self.dtype)
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a client declared when it joined."""
+
+    num_examples: int
+    domain: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """What everyone may know of a task. It holds no example of any client."""
+
+    name: str
+    num_classes: int
+    input: InputSpec
+    transform: Transform
+    model: Callable[[ClientId], Parts]
+    """Builds a client's parts; `features` and `classifier` are two of them."""
+    clients: Mapping[ClientId, Enrolment]
+    public: Data | None = None
+    """Examples that everyone may see; their labels are not used."""
+
+    @property
+    def num_examples(self) -> int:
+        """The training examples of all clients together."""
+        return sum(enrolment.num_examples for enrolment in self.clients.values())
+
+
+@dataclass(frozen=True)
+class Site:
+    """What one client has, and nobody else."""
+
+    train: Data
+    test: Data | None = None
+    """Examples of its own that it does not train on."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A whole federation in one process: who holds which data, what it is tested on, and which networks learn it."""
+
+    clients: Mapping[ClientId, Data]
+    """Training data of each client; clients are counted in the order of their names. Those without examples are left
+    out, with a warning."""
+    tests: Mapping[str, Data]
+    """Test set of each domain."""
+    num_classes: int
+    model: Callable[[ClientId], Parts]
+    """Builds a client's parts; `features` and `classifier` are two of them."""
+    domain_of: Mapping[ClientId, str] = field(default_factory=dict)
+    """The domain that a client's own data come from, which must be a test set's name; may leave clients out."""
+    local_tests: Mapping[ClientId, Data] = field(default_factory=dict)
+    """Test sets of clients' own. For a client without one it is drawn from `tests` in the client's label proportions.
+    """
+    transform: Transform = field(default_factory=Transform)
+    public: Data | None = None
+    """Examples that everyone may see, for methods that need such; their labels are not used."""
+    name: str = "own"
+
+    def __post_init__(self) -> None:
+        self._leave_out_empty()
+        if not self.clients:
+            raise BadInput(f"task {self.name}: there are no clients with examples")
+        for client in self.clients:
+            if not isinstance(client, str) or not client or "/" in client:
+                raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
+        public = {} if self.public is None else {"public": self.public}
+        kinds = {"client": self.clients, "test set": self.tests, "test set of": self.local_tests, "set": public}
+        for kind, sets in kinds.items():
+            for name, data in sets.items():
+                where = f"task {self.name}: {kind} {name!r}"
+                _check(data, where, self.num_classes)
+                self.transform.check(data.x, where)
+        for what, named in (("domain_of", self.domain_of), ("local_tests", self.local_tests)):
+            for client in named.keys() - self.clients.keys():
+                raise BadInput(f"task {self.name}: {what} names {client!r}, who is not a client")
+        for client, domain in self.domain_of.items():
+            if domain not in self.tests:
+                raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
+
+    def _leave_out_empty(self) -> None:
+        empty = sorted(str(client) for client, data in self.clients.items() if not len(data))
+        if not empty:
+            return
+        log.warning("EMPTY_CLIENT: task %s: no examples, left out: %s", self.name, ", ".join(empty))
+        for name in ("clients", "domain_of", "local_tests"):
+            kept = {client: value for client, value in getattr(self, name).items() if client not in empty}
+            object.__setattr__(self, name, kept)
+
+    @cached_property
+    def spec(self) -> TaskSpec:
+        """What the server and its method are given of this task."""
+        some = next(iter(self.clients.values())).x
+        dtype = torch.float32 if some.dtype == torch.uint8 else some.dtype
+        return TaskSpec(
+            name=self.name,
+            num_classes=self.num_classes,
+            input=InputSpec(tuple(some.shape[1:]), dtype),
+            transform=self.transform,
+            model=self.model,
+            clients={c: Enrolment(len(data), self.domain_of.get(c)) for c, data in self.clients.items()},
+            public=self.public,
+        )
+
+    def site(self, client: ClientId) -> Site:
+        """What this client has."""
+        return Site(self.clients[client], self.local_tests.get(client))
+
+
+def _check(data: Data, where: str, num_classes: int) -> None:
+    if not len(data):
+        raise BadInput(f"{where} has no examples: leave it out, or give it some")
+    if len(data.x) != len(data.y):
+        raise BadInput(f"{where} has {len(data.x)} inputs and {len(data.y)} labels")
+    if data.x.dtype not in (torch.uint8, torch.float32):
+        raise BadInput(f"{where} has inputs of type {data.x.dtype}: make them torch.float32, or torch.uint8 for images")
+    if data.y.dtype != torch.int64:
+        raise BadInput(f"{where} has labels of type {data.y.dtype}: make them torch.int64")
+    if data.index.min() < 0 or data.index.max() >= len(data.y):
+        raise BadInput(f"{where} has rows outside 0..{len(data.y) - 1}")
+    labels = data.labels
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise BadInput(f"{where} has labels {labels.min()} to {labels.max()}, outside 0..{num_classes - 1}")

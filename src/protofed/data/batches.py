@@ -1,0 +1,107 @@
+"""Examples of a client, and the seeded plan by which training reads them.
+
+A plan is drawn once per fit and fixes everything: which rows form each batch, and how each row is cropped, flipped and
+turned. All batches of a plan have one shape: the last one of an epoch is filled with rows from the start of that epoch,
+at weight 0. They count in no loss; a BatchNorm layer in training mode does see them among its batch.
+"""
+
+from math import ceil
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from protofed.data.transforms import Draws, Transform
+from protofed.seeds import normal
+from protofed.tree import record
+
+EVALUATION_BATCH = 256
+
+
+@record
+class Batch:
+    x: Tensor  # (B, ...)
+    y: Tensor  # (B,)
+    weight: Tensor  # (B,), 0 for the rows that only fill the batch
+    index: Tensor  # (B,), rows of the store, by which a context may hold more about an example
+    is_last_epoch: Tensor  # (), whether this is the last pass of the fit over the data
+    number: Tensor  # (), int64, different for every batch: what its draws depend on
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal draws of this batch: for losses, which must not draw in any other way."""
+        return normal(self.number, *shape)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the rows that count."""
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        return self.mean(F.cross_entropy(logits, self.y, reduction="none"))
+
+
+@record
+class Data:
+    """Rows `index` of a store of examples, which many clients may share."""
+
+    x: Tensor  # (N, ...), uint8 images or float32
+    y: Tensor  # (N,), int64
+    index: Tensor  # (n,), int64
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor) -> "Data":
+        return cls(x, y, torch.arange(len(y)))
+
+    def rows(self, index: Tensor) -> "Data":
+        """The examples at these positions of this set."""
+        return Data(self.x, self.y, self.index[index])
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y[self.index]
+
+    def inputs(self, index: Tensor) -> Tensor:
+        """Rows of the store, where the index is: the store may be too large for that device."""
+        return self.x.index_select(0, index.to(self.x.device)).to(index.device)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@record
+class Plan:
+    index: Tensor  # (S, B), rows of the store
+    weight: Tensor  # (S, B)
+    is_last_epoch: Tensor  # (S,), bool
+    number: Tensor  # (S,), int64
+    draws: Draws
+
+
+def training_plan(data: Data, size: int, epochs: int, transform: Transform, generator: torch.Generator) -> Plan:
+    """`epochs` shuffled passes over the data in batches of `size`."""
+    n, steps = len(data), ceil(len(data) / size)
+    filled = torch.arange(steps * size) % n
+    order = torch.stack([torch.randperm(n, generator=generator)[filled] for _ in range(epochs)])
+    weight = (torch.arange(steps * size) < n).float().view(steps, size).repeat(epochs, 1)
+    last = torch.arange(epochs * steps) >= (epochs - 1) * steps
+    draws = transform.draw(generator, epochs * steps, size)
+    number = torch.randint(2**62, (epochs * steps,), generator=generator)
+    return Plan(data.index[order].view(-1, size), weight, last, number, draws)
+
+
+def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
+    """One pass in order, nothing varied."""
+    n = len(data)
+    if not n:
+        raise ValueError("there are no examples to look at")
+    size = min(size, n)
+    steps = ceil(n / size)
+    position = torch.arange(steps * size)
+    weight = (position < n).float().view(steps, size)
+    index = data.index[position % n].view(steps, size)
+    return Plan(index, weight, torch.ones(steps, dtype=torch.bool), torch.arange(steps), Draws(None, None, None))
+
+
+def batch_at(data: Data, plan: Plan, step: int, transform: Transform) -> Batch:
+    index = plan.index[step]
+    x = transform.varied(data.inputs(index), plan.draws.at(step))
+    return Batch(x, data.y[index], plan.weight[step], index, plan.is_last_epoch[step], plan.number[step])

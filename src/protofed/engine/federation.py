@@ -1,0 +1,230 @@
+"""The engine: setup, rounds, finish; who takes part, what counts, and what each client remembers."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from math import ceil, inf
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import torch
+from annotated_types import Ge, Gt, Interval
+
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.method import Method, validate
+from protofed.api.task import ClientId, Task
+from protofed.engine.round import RoundClients
+from protofed.engine.state import State, Traffic
+from protofed.engine.upload_validation import Limits
+from protofed.errors import BadInput, RoundAbandoned, RunFailed
+from protofed.nn.networks import Networks
+from protofed.optim.optimizers import Optimizer, Sgd, rate_of
+from protofed.runtimes.base import Runtime
+from protofed.runtimes.divergence import Diverged
+from protofed.runtimes.sequential import Sequential
+from protofed.seeds import derive_seed, generator
+from protofed.tree import Tree
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a federation trains, whatever the method."""
+
+    rounds: Annotated[int, Ge(1)] = 20
+    epochs: Annotated[int, Ge(1)] = 5
+    """Passes of a client over its data in one round."""
+    batch_size: Annotated[int, Ge(1)] = 64
+    fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """Share of the clients that take part in a round."""
+    minimum_replies: Annotated[int, Ge(1)] = 1
+    """A round with fewer good replies is abandoned."""
+    seed: Annotated[int, Ge(0)] = 0
+    """The root of every draw."""
+    optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
+    """What clients train with; made anew in every round."""
+    over_selection: Annotated[float, Interval(ge=1, le=10)] = 1.0
+    """So many times as many clients are asked as `fraction` says, for those that will not reply; all that do count."""
+    deadline: Annotated[float, Ge(0)] = 0.0
+    """Seconds that a round waits for its clients; 0: as long as it takes."""
+    attempts: Annotated[int, Ge(1)] = 3
+    """How often a round that is abandoned is tried, with clients drawn anew, before the run ends."""
+    max_norm: Annotated[float, Gt(0)] = 1e12
+    """Uploads with a larger norm are refused."""
+    quarantine: Annotated[int, Ge(0)] = 3
+    """A client with so many refused uploads in a row is not asked any more; 0: never."""
+    on_divergence: Literal["stop", "skip", "halve"] = "stop"
+    """What happens when a client's loss or weights become infinite or not a number: the run ends and says where it
+    began, the client is left out of the round, or it repeats the round with half the learning rate."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    method: Method[Any, Any, Any, Any]
+    task: Task
+    training: Training
+    runtime: Runtime = field(default_factory=Sequential)
+    on_client: Callable[[ClientId], None] = lambda client: None
+    """Told of every client whose step ended."""
+    on_trained: Callable[[ClientId, Tree, Reply[Any, Any]], None] = lambda client, message, reply: None
+    """Given the message and the reply of every client that trained well in a round, before the server reads it."""
+    name: str = "unnamed"
+    """Of the run: messages that answer another one are refused."""
+    _networks: dict[ClientId, Networks] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "task", self.runtime.placed(self.task))
+        t, sampled = self.training, len(self.sampled(0))
+        problems = [f"{key}: {why}" for key, why in validate(self.method, t.optimizer, t.batch_size, self.task.spec)]
+        if t.on_divergence == "halve" and rate_of(t.optimizer) is None:
+            problems.append(f'training.on_divergence = "halve": {t.optimizer!r} has no learning rate to be halved')
+        if t.minimum_replies > sampled:
+            problems.append(
+                f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
+            )
+        if problems:
+            raise BadInput("\n".join(problems))
+
+    def start(self) -> State:
+        return self._attempted(self._setup, State(0, None, {}))
+
+    def advance(self, state: State) -> State:
+        """The state after one more round."""
+        return self._attempted(self._round, state)
+
+    def finish(self, state: State) -> State:
+        """The state after the method's last word."""
+        finished = self._attempted(self._last_word, state)
+        traffic = {
+            c: state.traffic.get(c, Traffic()) + finished.traffic.get(c, Traffic())
+            for c in {**state.traffic, **finished.traffic}
+        }
+        return replace(
+            finished,
+            failures=(*state.failures, *finished.failures),
+            traffic=traffic,
+            client_seconds=state.client_seconds + finished.client_seconds,
+            refused=dict(Counter(state.refused) + Counter(finished.refused)),
+            repeats={**state.repeats, **finished.repeats},
+            abandoned=(*state.abandoned, *finished.abandoned),
+        )
+
+    def _setup(self, state: State, attempt: int) -> State:
+        clients = RoundClients(self, state, self._trusted(state), "setup")
+        return clients.after(self.method.setup(self.method.init_server(clients.server), clients))
+
+    def _round(self, state: State, attempt: int) -> State:
+        clients = RoundClients(self, state, self.sampled(state.round, attempt, state.strikes), "round")
+        return replace(clients.after(self.method.round(state.server, clients)), round=state.round + 1)
+
+    def _last_word(self, state: State, attempt: int) -> State:
+        clients = RoundClients(self, state, self._trusted(state), "finish")
+        return clients.after(self.method.finish(state.server, clients))
+
+    def _attempted(self, phase: Callable[[State, int], State], state: State) -> State:
+        """The state after a phase, which is begun again, from the same state, if it was abandoned."""
+        abandoned: list[str] = []
+        for attempt in range(self.training.attempts):  # guard: round-tried-again
+            try:
+                with self.runtime.open(self):
+                    return replace(phase(state, attempt), abandoned=tuple(abandoned))
+            except RoundAbandoned as error:
+                abandoned.append(str(error))
+                # guard: abandoned-round-logged
+                log.warning("ROUND_ABANDONED: %s (attempt %d of %d)", error, attempt + 1, self.training.attempts)
+            except Diverged as error:
+                raise RunFailed(f"the server's own training diverged: {error}") from error
+        raise RunFailed(f"{abandoned[-1]} Given up after {len(abandoned)} attempts; what was saved is intact.")
+
+    @cached_property
+    def ids(self) -> tuple[ClientId, ...]:
+        """All clients, in canonical order."""
+        return tuple(sorted(self.task.clients))
+
+    def sampled(
+        self, round: int, attempt: int = 0, strikes: Mapping[ClientId, int] = MappingProxyType({})
+    ) -> tuple[ClientId, ...]:
+        """Who takes part, in canonical order, drawn from the run's seed, the round and the attempt; clients in
+        quarantine do not."""
+        target = max(1, round_half_up(self.training.fraction * len(self.ids)))
+        # guard: more-asked-than-needed, over-selection-rounded-up-but-not-noise
+        count = min(len(self.ids), ceil(target * self.training.over_selection - 1e-9))
+        if count == len(self.ids):
+            return self._out_of_quarantine(self.ids, strikes)
+        path = (round, attempt) if attempt else (round,)  # guard: another-attempt-draws-anew
+        with torch.device("cpu"):
+            order = torch.randperm(len(self.ids), generator=generator(self.training.seed, "sample", *path)).tolist()
+        drawn = self._out_of_quarantine([self.ids[i] for i in order], strikes)
+        return tuple(sorted(drawn[:count]))
+
+    def _trusted(self, state: State) -> tuple[ClientId, ...]:
+        return self._out_of_quarantine(self.ids, state.strikes)
+
+    def _out_of_quarantine(self, ids: Sequence[ClientId], strikes: Mapping[ClientId, int]) -> tuple[ClientId, ...]:
+        limit = self.training.quarantine or inf
+        left = tuple(client for client in ids if strikes.get(client, 0) < limit)  # guard: quarantine
+        if not left:  # guard: all-quarantine-ends-run
+            raise RunFailed(
+                f"all {len(ids)} clients are in quarantine: {limit} uploads of each were refused in a row; "
+                "rounds.jsonl says why (training.quarantine = 0 asks them all the same)"
+            )
+        return left
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What no good upload exceeds."""
+        enrolled = {client: len(data) for client, data in self.task.clients.items()}
+        return Limits(self.task.num_classes, self.training.max_norm, enrolled)
+
+    def networks_of(self, client: ClientId) -> Networks:
+        """A client's networks; clients with equal ones share them."""
+        if client not in self._networks:
+            new = Networks(partial(self.method.networks, self.task.spec, client))
+            equal = (n for n in self._networks.values() if n.signature == new.signature)
+            self._networks[client] = next(equal, new)
+        return self._networks[client]
+
+    def client_context(self, client: ClientId, round: int, phase: str = "round", run: int = 1) -> ClientContext:
+        """What a client's step works with; its place in the run of the federation decides its draws."""
+        t = self.training
+        return ClientContext(
+            id=client,
+            round=round,
+            num_rounds=t.rounds,
+            num_classes=self.task.num_classes,
+            networks=self.networks_of(client),
+            data=self.task.clients[client],
+            transform=self.task.transform,
+            optimizer=t.optimizer,
+            epochs=t.epochs,
+            batch_size=t.batch_size,
+            seed=t.seed,
+            step_seed=derive_seed(t.seed, "step", client, round, phase, run),
+            public=self.task.public,
+        )
+
+    def memory_of(self, state: State, client: ClientId, message: Tree) -> Tree:
+        """What a client keeps now; made afresh for one that has never taken part."""
+        if client in state.memories:
+            return state.memories[client]
+        return self.method.init_memory(self.client_context(client, state.round), message)
+
+    def server_context(self, round: int, phase: str) -> ServerContext:
+        t = self.training
+        return ServerContext(
+            spec=self.task.spec,
+            networks=self.networks_of(self.ids[0]),
+            optimizer=t.optimizer,
+            round=round,
+            num_rounds=t.rounds,
+            seed=t.seed,
+            phase_seed=derive_seed(t.seed, phase, round),
+            answer=self.runtime.answer,
+        )
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)

@@ -1,0 +1,119 @@
+"""Uploads as they come over a wire: bytes that nobody believes until they have been looked at.
+
+An envelope is a safetensors file whose metadata hold a ticket: which run, round, phase and call it answers, and a
+digest of the names and shapes that were asked for. Everything that its header claims is compared with what was asked
+for before any tensor is made.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from protofed import wire
+from protofed.runtimes.base import Reason, Ticket
+from protofed.tree import Tree
+
+HEADER_BYTES = 4096
+"""Allowed for a header beside the names of its tensors."""
+NAME_BYTES = 256
+"""Allowed for what a header says of one tensor, beside its name."""
+
+MOST_TOLD = 300
+"""Characters of what is said of a message that was refused; it may quote the message."""
+
+
+class Refused(Exception):
+    """This message cannot be used."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, printable(detail)
+
+
+@dataclass(frozen=True)
+class WireMessage:
+    data: bytes
+
+    @property
+    def ticket(self) -> Ticket:
+        """What the message says that it answers."""
+        try:
+            found = json.loads(wire.header(self.data)["__metadata__"]["ticket"])
+            ticket = Ticket(**found)
+        except (wire.WireError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(Reason.UNDECODABLE, f"no ticket: {error}") from error
+        for own in fields(Ticket):
+            if type(getattr(ticket, own.name)) is not own.type:  # guard: ticket-s-fields-have-their-types
+                raise Refused(Reason.UNDECODABLE, f"its ticket's {own.name} is not a {own.type}")
+        return ticket
+
+
+def printable(text: str) -> str:
+    """What a stranger wrote, fit for logs and files: no line breaks, no control codes, no half characters."""
+    # guard: what-message-says-printable
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MOST_TOLD])
+
+
+def sealed(ticket: Ticket, upload: Tree) -> WireMessage:
+    arrays = {path: leaf.detach().cpu().contiguous().clone() for path, leaf in wire.to_arrays(upload).items()}
+    return WireMessage(save(arrays, metadata={"ticket": json.dumps(asdict(ticket))}))
+
+
+def digest(expected: Mapping[str, Tensor]) -> str:
+    """Of the names, types and shapes of an upload."""
+    # guard: digest-shapes
+    facts = [(path, str(leaf.dtype), list(leaf.shape)) for path, leaf in sorted(expected.items())]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """More than any good message has, in bytes: a transport need not take in more, and nobody reads more."""
+
+    header: int
+    total: int
+
+    def check(self, envelope: WireMessage) -> None:
+        size, header = len(envelope.data), int.from_bytes(envelope.data[:8], "little")
+        if size > self.total:  # guard: total-size-bounded
+            raise Refused(Reason.TOO_LARGE, f"{size} bytes, and a good message has at most {self.total}")
+        if header > self.header:  # guard: header-s-size-bounded
+            raise Refused(Reason.TOO_LARGE, f"a header of {header} bytes, and a good one has at most {self.header}")
+
+
+def bounds(expected: Mapping[str, Tensor]) -> Bounds:
+    header = HEADER_BYTES + sum(len(json.dumps(path)) + NAME_BYTES for path in expected)
+    return Bounds(header, 8 + header + sum(leaf.numel() * leaf.element_size() for leaf in expected.values()))
+
+
+def opened(envelope: WireMessage, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a message, if its size and its header are those of what was asked for."""
+    bounds(expected).check(envelope)  # guard: bounds-checked-before-envelope-opened
+    try:
+        header = wire.header(envelope.data)
+        header.pop("__metadata__", None)
+        _compare(header, expected)  # guard: header-compared-with-what-was-asked-for
+        return wire.decode_arrays(envelope.data)
+    except wire.WireError as error:
+        raise Refused(Reason.UNDECODABLE, str(error)) from error
+
+
+def _compare(header: Mapping[str, Any], expected: Mapping[str, Tensor]) -> None:
+    """Names, types and shapes as they are declared; that they fit the bytes is for the decoder to check."""
+    for path in expected:
+        if path not in header:
+            raise Refused(Reason.KEY_MISSING, f"{path} is missing")
+    for path, declared in header.items():
+        if path not in expected:
+            raise Refused(Reason.KEY_UNEXPECTED, f"{path[:80]!r} was not asked for")
+        like = expected[path]
+        kind, shape = declared.get("dtype"), declared.get("shape")
+        if kind != wire.KINDS.get(like.dtype):
+            raise Refused(Reason.DTYPE_MISMATCH, f"{path}: is {str(kind)[:20]}, not {like.dtype}")
+        if shape != list(like.shape):
+            raise Refused(Reason.SHAPE_MISMATCH, f"{path}: has shape {str(shape)[:80]}, not {list(like.shape)}")

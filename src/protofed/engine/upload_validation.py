@@ -1,0 +1,159 @@
+"""The gate that every upload passes before any method sees it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Generic, TypeVar
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from protofed import tree
+from protofed.api.task import ClientId
+from protofed.engine.message import Refused, WireMessage, bounds, digest, opened, printable
+from protofed.runtimes.base import Failure, Reason
+from protofed.tree import Tree
+
+T = TypeVar("T")
+
+COUNTS = {"count", "num_examples"}
+LABELS = {"label"}
+FLOAT32_MAX = float(torch.finfo(torch.float32).max)
+Found = tuple[Reason, str] | None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What no good upload exceeds."""
+
+    num_classes: int
+    max_norm: float = inf
+    """Of all numbers of an upload together."""
+    enrolled: Mapping[ClientId, int] = field(default_factory=dict)
+    """How many examples each client has; nobody can have counted more."""
+
+
+class UploadValidator(Generic[T]):
+    """Lets uploads in that are like one that is given."""
+
+    def __init__(self, like: T, limits: Limits) -> None:
+        self._like = like
+        self._limits = limits
+        self._expected = tree.named_leaves(like)
+        self._names = dict(zip(self._expected, _field_names(like), strict=True))
+        self._prototypes = [(path, counted) for path in self._expected if (counted := self._count_of(path))]
+        self.model, self.bounds = digest(self._expected), bounds(self._expected)
+
+    def admitted(self, client: ClientId, upload: Tree | WireMessage) -> T | Failure:
+        """The upload in the structure of `like`, or why it cannot be aggregated."""
+        try:
+            given = opened(upload, self._expected) if isinstance(upload, WireMessage) else tree.named_leaves(upload)
+        except Refused as refused:
+            return Failure(client, refused.reason, refused.detail)
+        except (TypeError, ValueError) as error:
+            return Failure(client, Reason.KEY_UNEXPECTED, printable(str(error)))
+        except RecursionError:  # guard: deep-nesting-refused
+            return Failure(client, Reason.UNDECODABLE, "it is nested too deeply")  # guard: deep-nesting-refused
+        found = self._unlike(given)
+        if found is None and self._is_doubtful(client, given):  # guard: values-looked-at
+            found = self._bad_values(client, given)
+        if found is not None:
+            return Failure(client, *found)
+        return tree.with_leaves(self._like, [given[path] for path in self._expected])
+
+    def _unlike(self, given: Mapping[str, Any]) -> Found:
+        """What its names, types and shapes have wrong."""
+        for path in self._expected:
+            if path not in given:
+                return Reason.KEY_MISSING, f"{path} is missing"
+        for path in given:
+            if path not in self._expected:  # guard: unexpected-names-refused
+                return Reason.KEY_UNEXPECTED, f"{printable(path)} was not asked for"
+        for path, leaf in self._expected.items():
+            found = _mismatch(given[path], leaf)
+            if found:
+                return found[0], f"{path}: {found[1]}"
+        return None
+
+    def _is_doubtful(self, client: ClientId, given: Mapping[str, Tensor]) -> bool:
+        """Whether any value needs a closer look, in one look at the device: asking for each would make it wait for
+        each."""
+        enrolled = self._limits.enrolled.get(client, inf)
+        norms = tree.norms(given.values())
+        limit = min(self._limits.max_norm, FLOAT32_MAX) / max(1, len(norms))  # an overflow is looked at closely too
+        flags = [(~(norms <= limit)).any()] if len(norms) else []  # guard: closer-look-for-what-too-large-for-float32
+        for path, name in self._names.items():
+            leaf = given[path]
+            if name in COUNTS:
+                flags += [(leaf < 0).any(), (leaf != leaf.floor()).any(), (leaf > enrolled).any()]
+            elif name in LABELS:
+                flags.append(((leaf < 0) | (leaf >= self._limits.num_classes)).any())
+        flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._prototypes]
+        return bool(flags) and bool(torch.stack(flags).any())
+
+    def _bad_values(self, client: ClientId, given: Mapping[str, Tensor]) -> Found:
+        """The first thing that is wrong with the values, one after another."""
+        for path, name in self._names.items():
+            found = self._bad_leaf(given[path], name, self._limits.enrolled.get(client, inf))
+            if found:
+                return found[0], f"{path}: {found[1]}"
+        for path, counted in self._prototypes:
+            if _uncounted(given[path], given[counted]).any():  # guard: prototype-has-count
+                return Reason.PROTO_WITHOUT_COUNT, f"{path}: holds a prototype of a class that {counted} says is absent"
+        floats = [leaf.double() for leaf in given.values() if leaf.is_floating_point()]
+        norm = sum(float(leaf.square().sum()) for leaf in floats) ** 0.5
+        if norm > self._limits.max_norm:  # guard: norm-bounded
+            return Reason.NORM_TOO_LARGE, f"has norm {norm:g}, above training.max_norm = {self._limits.max_norm:g}"
+        return None
+
+    def _bad_leaf(self, leaf: Tensor, name: str | None, enrolled: float) -> Found:
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():  # guard: finite-check
+            return Reason.NON_FINITE, f"holds {int((~torch.isfinite(leaf)).sum())} values that are not finite"
+        if name in COUNTS and (leaf < 0).any():  # guard: counts-not-negative
+            return Reason.NEGATIVE_COUNT, f"holds {leaf.min().item():g}"
+        if name in COUNTS and (leaf != leaf.floor()).any():  # guard: counts-whole
+            return Reason.NON_INTEGER_COUNT, "holds a count that is not a whole number"
+        if name in COUNTS and (leaf > enrolled).any():  # guard: counts-at-most-enrolled
+            return Reason.COUNT_TOO_LARGE, f"holds {leaf.max().item():g}, and the client has {enrolled} examples"
+        if name in LABELS and ((leaf < 0) | (leaf >= self._limits.num_classes)).any():  # guard: labels-classes
+            return Reason.UNKNOWN_CLASS, f"holds a class outside 0..{self._limits.num_classes - 1}"
+        return None
+
+    def _count_of(self, path: str) -> str | None:
+        """Where the counts of the prototypes at a path are, if it is one of prototypes."""
+        counted = f"{path.removesuffix('mean')}count" if self._names[path] == "mean" else ""
+        return counted if counted in self._expected else None
+
+
+def non_finite(memory: Tree) -> str:
+    """Where a record holds values that are not finite; empty if nowhere."""
+    given = tree.named_leaves(memory)
+    floats = {path: leaf for path, leaf in given.items() if leaf.is_floating_point() and leaf.numel()}
+    if tree.norms(floats.values(), torch.inf).isfinite().all():
+        return ""
+    return next(path for path, leaf in floats.items() if not leaf.isfinite().all())
+
+
+def _mismatch(leaf: Any, like: Tensor) -> Found:
+    if not isinstance(leaf, Tensor):
+        return Reason.DTYPE_MISMATCH, f"is {type(leaf).__name__}, not a tensor"
+    if leaf.layout != torch.strided or leaf.is_meta:
+        return Reason.DTYPE_MISMATCH, "is not a dense tensor"
+    if leaf.dtype != like.dtype:  # guard: type-check
+        return Reason.DTYPE_MISMATCH, f"is {leaf.dtype}, not {like.dtype}"
+    if leaf.shape != like.shape:  # guard: shape-check
+        return Reason.SHAPE_MISMATCH, f"has shape {tuple(leaf.shape)}, not {tuple(like.shape)}"
+    return None
+
+
+def _uncounted(mean: Tensor, count: Tensor) -> Tensor:
+    """Which rows of prototypes (C, D) say something of a class without examples."""
+    return (mean != 0).any(-1) & (count == 0)
+
+
+def _field_names(like: Tree) -> list[str | None]:
+    """The record's field that each leaf is; None for entries of a dict, whose names belong to the networks."""
+    paths, _ = pytree.tree_flatten_with_path(like)
+    last = [path[-1] if path else None for path, _ in paths]
+    return [key.name if isinstance(key, pytree.GetAttrKey) else None for key in last]

@@ -1,0 +1,80 @@
+"""The experiment that is proposed for a folder, as a file with a word on every line."""
+
+import json
+from collections.abc import Mapping
+from statistics import median_low
+
+from protofed.tasks.custom import Own, Sides
+
+BATCHES = (8, 16, 32, 64)
+
+
+def experiment(settings: Own, sides: Mapping[str, Sides]) -> str:
+    sizes = [len(own.train) for own in sides.values()]
+    batch = max([size for size in BATCHES if size <= median_low(sizes)], default=BATCHES[0])
+    specific = _image_lines(settings) if settings.kind == "images" else _table_lines(settings)
+    lines = [
+        "# Written by `protofed data inspect`. Run it with `protofed run` and the name of this file.",
+        "# Every line may be changed; `protofed methods NAME` tells what the settings of a method are.",
+        "",
+        "[task]",
+        'name = "own"',
+        "# The folder with the sites; a relative path starts at the folder in which the run is started.",
+        f"path = {_quoted(settings.path)}",
+        f"kind = {_quoted(settings.kind)}",
+        *specific,
+        "# The share of each class at each site that is kept for testing, and the seed that draws it.",
+        f"test_fraction = {settings.test_fraction}",
+        f"seed = {settings.seed}",
+        "",
+        "[method]",
+        "# FPL is made for sites whose data differ. To compare: fedavg shares weights only, local shares nothing.",
+        'name = "fpl"',
+        "",
+        "[training]",
+        "# How often the server and the sites exchange what they have learnt.",
+        "rounds = 20",
+        "# Passes of each site over its own data between two exchanges.",
+        f"epochs = {2 if settings.kind == 'images' else 5}",
+        "# Examples in one step of training: the fewer, the more steps.",
+        f"batch_size = {batch}",
+        "# Another seed gives another run: compare methods over several.",
+        "seed = 0",
+        "# How large the steps are: lower lr if accuracies jump or fall.",
+        'optimizer = { name = "sgd", lr = 0.01, momentum = 0.9, weight_decay = 1e-5 }',
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _image_lines(settings: Own) -> list[str]:
+    return [
+        "# Images are scaled to so many pixels a side; more show finer details, and take longer.",
+        f"pixels = {settings.pixels}",
+        "# 3 for colours, 1 for grey.",
+        f"channels = {settings.channels}",
+        "# Whether files that cannot be decoded are left out; otherwise they end the run.",
+        f"skip_damaged = {'true' if settings.skip_damaged else 'false'}",
+        "# The largest share of all files that may be left out so; more end the run.",
+        f"max_damaged = {settings.max_damaged}",
+        "# The network: small_cnn for 28 pixels; cnn2, cnn3 or resnet10, from small to large, for any size.",
+        f"model = {_quoted(settings.model or '')}",
+    ]
+
+
+def _table_lines(settings: Own) -> list[str]:
+    return [
+        "# The column that is to be predicted; rows without a value there are left out.",
+        f"label = {_quoted(settings.label or '')}",
+        "# Columns that are not used: those that look like identifiers, are constant, or have too many words.",
+        f"leave_out = [{', '.join(_quoted(name) for name in settings.leave_out)}]",
+        "# Columns whose numbers are codes, not amounts, such as a ward or a device.",
+        f"categorical = [{', '.join(_quoted(name) for name in settings.categorical)}]",
+        "# The network: one hidden layer.",
+        f"model = {_quoted(settings.model or '')}",
+    ]
+
+
+def _quoted(text: str) -> str:
+    """As TOML writes it; JSON leaves one control character as it is that TOML does not allow."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,133 @@
+"""Settings that are right each for itself and wrong together, found before anything is done."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from protofed.api.method import Method, validate
+from protofed.api.task import Task
+from protofed.engine.federation import Training
+from protofed.evaluation.local_tests import is_testable
+from protofed.runs.config.schema import Problem
+from protofed.runs.runtime_choice import RuntimeSettings
+from protofed.tasks import TASKS, TaskSettings
+from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, Own
+from protofed.tasks.domain_shift import Hub
+from protofed.tasks.label_skew import PREPROCESSING
+from protofed.tasks.partition import LEAST, MOST
+
+RUNTIME = ("runtime", "name")
+
+
+def contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """What cannot go together, as far as the settings alone tell; a section that is not there is not judged."""
+    task, method = sections.get("task"), sections.get("method")
+    training, runtime = sections.get("training"), sections.get("runtime")
+    if runtime is not None:
+        yield from _of_runtime(runtime)
+    if task is not None and not isinstance(task, Task):
+        yield from _of_task(task)
+        if training is not None:
+            yield from _of_replies(task, training)
+    if method is not None and training is not None:
+        yield from _of_method(method, training)
+
+
+def unfit(evaluation: Any, task: Task) -> Iterator[Problem]:
+    """What a task lacks, once it is built, that the other sections need."""
+    if evaluation.clients and not task.tests:
+        yield Problem(("evaluation", "clients"), f"the task {task.name} has no test sets: set it to 0")
+    elif evaluation.clients:
+        untested = [client for client in sorted(task.clients) if not is_testable(task, client)]
+        if untested:
+            others = f", or one of {len(untested) - 1} others," if len(untested) > 1 else ""
+            what = f"the task {task.name} tests no class that client {untested[0]!r}{others} has: set it to 0"
+            yield Problem(("evaluation", "clients"), what)
+
+
+def absent_device(runtime: RuntimeSettings) -> Iterator[Problem]:
+    """A GPU that is named and is not in this machine."""
+    device = torch.device(runtime.device if _is_device(runtime.device) else "cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        what = f"torch finds {torch.cuda.device_count()} CUDA devices here, and {runtime.device!r} is none of them"
+        yield Problem(("runtime", "device"), f"{what}: name another, or leave it out")
+
+
+def _of_runtime(runtime: RuntimeSettings) -> Iterator[Problem]:
+    name, device = runtime.name, runtime.device
+    if runtime.workers and name in ("sequential", "cohort"):
+        what = f"the runtime {name} has no workers: leave it out, or take the runtime workers"
+        yield Problem(("runtime", "workers"), what, (RUNTIME,))
+    if runtime.executor != "auto" and name in ("sequential", "workers"):
+        what = f"the runtime {name} has no executor: leave it out, or take the runtime cohort"
+        yield Problem(("runtime", "executor"), what, (RUNTIME,))
+    if device and not _is_device(device):
+        yield Problem(("runtime", "device"), f"{device!r} is no device: write cpu, cuda or cuda:1")
+    elif name == "workers" and device not in ("", "cpu"):
+        what = "the runtime workers is on the CPU: leave it out, or take the runtime cohort"
+        yield Problem(("runtime", "device"), what, (RUNTIME,))
+    is_on_cpu = name == "workers" or device == "cpu" or (name == "sequential" and not device)
+    if runtime.precision != "float32" and is_on_cpu:
+        what = f"{runtime.precision!r} is for GPUs, and this run would be on the CPU: leave it out"
+        yield Problem(("runtime", "precision"), what, (RUNTIME, ("runtime", "device")))
+
+
+def _is_device(name: str) -> bool:
+    try:
+        return torch.device(name).type in ("cpu", "cuda", "mps")
+    except RuntimeError:
+        return False
+
+
+def _of_replies(task: TaskSettings, training: Training) -> Iterator[Problem]:
+    count = _num_clients(task)
+    if count is not None and training.minimum_replies > count:
+        what = f"is {training.minimum_replies}, but the task has only {count} clients: lower it"
+        others = (("task", "num_clients"), ("task", "clients"))
+        yield Problem(("training", "minimum_replies"), what, others)
+
+
+def _num_clients(task: TaskSettings) -> int | None:
+    """None where only the data tell."""
+    clients = getattr(task, "clients", None)
+    return sum(clients.values()) if clients else getattr(task, "num_clients", None)
+
+
+def _of_task(task: TaskSettings) -> Iterator[Problem]:
+    if isinstance(task, Own):
+        yield from _of_own(task)
+    if isinstance(task, Hub) and not task.source:
+        yield Problem(("task", "source"), "is missing: write hf:owner/name, or hf: and the path of a saved folder")
+    name = next((name for name, cls in TASKS.items() if cls is type(task)), "")
+    preprocessing = getattr(task, "preprocessing", None)
+    if preprocessing is not None and name not in PREPROCESSING[preprocessing]:
+        fitting = " or ".join(own for own, sets in PREPROCESSING.items() if name in sets)
+        yield Problem(("task", "preprocessing"), f"{preprocessing} does not use {name}: take {fitting}")
+    concentration = getattr(task, "concentration", 1.0)
+    if not LEAST <= concentration <= MOST and getattr(task, "partition", "dirichlet") == "dirichlet":
+        what = f"is {concentration}: give a number from {LEAST} to {MOST}"
+        yield Problem(("task", "concentration"), what, (("task", "partition"),))
+
+
+def _of_own(task: Own) -> Iterator[Problem]:
+    kind, known = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else ["mlp"]
+    if not task.path:
+        yield Problem(("task", "path"), "is missing: give the folder with the sites, or see `protofed data inspect`")
+    if task.kind == "tables" and task.label is None:
+        yield Problem(("task", "label"), "is missing: name the column that is to be predicted", (kind,))
+    if task.label is not None and task.label in task.leave_out:
+        yield Problem(
+            ("task", "leave_out"), f"{task.label!r} is the label: it cannot be left out", (("task", "label"),)
+        )
+    if task.model is not None and task.model not in known:
+        yield Problem(("task", "model"), f"{task.model!r} is not for {task.kind}: take {' or '.join(known)}", (kind,))
+    side = ONLY_SIDE.get(task.model or "", task.pixels)
+    if task.kind == "images" and side != task.pixels:
+        what = f"{task.model!r} reads images of {side} pixels, not {task.pixels}: take cnn3, or set pixels"
+        yield Problem(("task", "model"), what, (kind, ("task", "pixels")))
+
+
+def _of_method(method: Method[Any, Any, Any, Any], training: Training) -> Iterator[Problem]:
+    for setting, why in validate(method, training.optimizer, training.batch_size, None):
+        yield Problem(tuple(setting.split(".")), why, (("method", "name"),))

@@ -1,0 +1,83 @@
+"""A run from Python, with a user's own method and task if they wish."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, Literal
+
+from protofed.api.method import Method
+from protofed.api.task import Task
+from protofed.engine.federation import Training
+from protofed.methods import METHODS
+from protofed.optim.optimizers import Optimizer, Sgd
+from protofed.runs.config.config import Config, EvaluationSettings, SavingSettings, checked
+from protofed.runs.config.schema import chosen
+from protofed.runs.runner import Observer, Result, execute
+from protofed.runs.runtime_choice import RuntimeSettings
+from protofed.runs.store.folder import RunFolder
+from protofed.tasks import TASKS
+
+
+def run(
+    method: Method[Any, Any, Any, Any] | str,
+    task: Task | str = "minidigits",
+    *,
+    rounds: int = 20,
+    epochs: int = 5,
+    batch_size: int = 64,
+    optimizer: Optimizer = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5),  # noqa: B008, immutable
+    fraction: float = 1.0,
+    minimum_replies: int = 1,
+    over_selection: float = 1.0,
+    deadline: float = 0.0,
+    attempts: int = 3,
+    max_norm: float = 1e12,
+    quarantine: int = 3,
+    on_divergence: Literal["stop", "skip", "halve"] = "stop",
+    seed: int = 0,
+    evaluate_every: int = 1,
+    evaluate_clients_every: int = 0,
+    runtime: RuntimeSettings | str = "auto",
+    folder: Path | str | None = None,
+    resume: bool = False,
+    allowed_changes: Collection[str] = (),
+    steal_lock: bool = False,
+    on_save_error: Literal["stop", "warn"] = "stop",
+    observer: Observer | None = None,
+) -> Result:
+    """Runs a method on a task; returns the metrics of every round and the final state.
+
+    With a `folder`, the state is saved there after every round, and `resume` continues where a run was stopped. What
+    each argument means is said where its setting is: `Training`, `RuntimeSettings`, `execute`.
+    """
+    training = Training(
+        rounds=rounds,
+        epochs=epochs,
+        batch_size=batch_size,
+        fraction=fraction,
+        minimum_replies=minimum_replies,
+        seed=seed,
+        optimizer=optimizer,
+        over_selection=over_selection,
+        deadline=deadline,
+        attempts=attempts,
+        max_norm=max_norm,
+        quarantine=quarantine,
+        on_divergence=on_divergence,
+    )
+    config = Config(
+        task=chosen(TASKS, task, "task")() if isinstance(task, str) else task,
+        method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),
+        training=checked(training),
+        runtime=checked(RuntimeSettings(name=runtime) if isinstance(runtime, str) else runtime),  # type: ignore[arg-type]
+        evaluation=checked(EvaluationSettings(every=evaluate_every, clients=evaluate_clients_every)),
+        saving=checked(SavingSettings(on_error=on_save_error)),
+    )
+    place = RunFolder(Path(folder).absolute()) if folder is not None else None
+    return execute(
+        config.experiment(),
+        place,
+        resume=resume,
+        allowed_changes=allowed_changes,
+        steal_lock=steal_lock,
+        observer=observer,
+    )

@@ -1,0 +1,332 @@
+"""The runtime of a GPU: all clients of a round are trained together.
+
+Clients' steps are advanced to their next requests; requests that are alike (the same loss, networks and shapes) are run
+as one group by one of two executors, whichever a short trial finds faster. Work that draws from torch's own generator,
+as dropout does, is done one by one, since only so its draws are those of the reference.
+"""
+
+import logging
+import time
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Coroutine, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from protofed.api.contexts import Reply
+from protofed.api.requests import Fit, Request
+from protofed.api.task import ClientId, Task
+from protofed.errors import BadInput
+from protofed.nn.precision import Precision
+from protofed.runtimes.base import Failure, Job, checked_reply, failure_of
+from protofed.runtimes.cohort.buffers import Buffers, are_common, identity
+from protofed.runtimes.cohort.executors import EXECUTORS, ExecutorName, Stacked, Streams
+from protofed.runtimes.cohort.lowering import Loop, Lowering
+from protofed.runtimes.device import Residence, on, unplaced
+from protofed.runtimes.divergence import are_finite, explained
+from protofed.runtimes.sequential import Sequential
+
+if TYPE_CHECKING:
+    from protofed.engine.federation import Federation
+
+log = logging.getLogger(__name__)
+
+MOST_CLIENTS = 512
+"""So many clients are at work at the same time; a larger round goes in parts."""
+MOST_PROGRAMS = 24
+"""Recorded work that is kept for later rounds; the one that was longest unused goes first."""
+MOST_CHOICES = 128
+"""Executors that were chosen by a trial and need none again."""
+TRIAL_STEPS = 8
+
+Executor = Streams | Stacked
+
+
+@dataclass(frozen=True)
+class Span:
+    """Steps that a GPU took together; the events tell how long, once it has come that far."""
+
+    body: str
+    executor: str
+    num_steps: int
+    begin: Any
+    end: Any
+
+
+class Cohort:
+    def __init__(
+        self,
+        device: str = "",
+        precision: Precision = "float32",
+        executor: Literal["auto"] | ExecutorName = "auto",
+        deterministic: bool = True,
+    ) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise BadInput(
+                "runtime cohort: torch finds no CUDA device here; use the runtime auto, workers or sequential"
+            )
+        self.precision = precision
+        self._executor = executor
+        self._reference = Sequential(str(self.device), precision, deterministic)
+        self._residence = Residence(self.device)
+        self._loops = Lowering(precision)
+        self._programs: OrderedDict[Hashable, Executor] = OrderedDict()
+        self._choices: dict[Hashable, ExecutorName] = {}
+        self._most_at_once = MOST_CLIENTS
+        self._warned: set[str] = set()
+        self.spans: deque[Span] = deque(maxlen=256)
+        """What was done last, for benchmarks."""
+
+    # ---- what every runtime does
+
+    def open(self, federation: "Federation") -> AbstractContextManager[None]:
+        return self._reference.open(federation)
+
+    def close(self) -> None:
+        self._programs.clear()
+        self._choices.clear()
+        self._loops.forget()
+
+    def placed(self, task: Task) -> Task:
+        return self._residence.placed(task)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
+        waiting = iter(jobs)
+        while some := list(islice(waiting, MOST_CLIENTS)):
+            yield from self._together(some)
+
+    def answer(self, request: Request[Any]) -> Any:
+        (answer,) = self.answers([request])
+        return answer
+
+    def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        answers = self._answered(requests)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    # ---- clients
+
+    def _together(self, jobs: Sequence[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
+        """Advances every client to its next request, answers all of them, and so on."""
+        steps: dict[ClientId, Coroutine[Any, Any, Any]] = {}
+        answers: dict[ClientId, Any] = {}
+        for job in jobs:
+            try:
+                steps[job.client], answers[job.client] = job.start(), None
+            except Exception as error:
+                yield job.client, failure_of(job.client, error)
+        while answers:
+            requests: dict[ClientId, Request[Any]] = {}
+            for client, answer in answers.items():
+                step = steps[client]
+                try:
+                    requests[client] = step.throw(answer) if isinstance(answer, Exception) else step.send(answer)
+                except StopIteration as end:
+                    yield client, checked_reply(client, end.value)
+                except Exception as error:  # whatever goes wrong at a client concerns that client only
+                    yield client, failure_of(client, error)
+            answers = dict(zip(requests, self._answered(list(requests.values())), strict=True))
+
+    # ---- requests
+
+    def _answered(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        """The answer to each request, or the exception that it raised."""
+        with unplaced():
+            return self._grouped(requests)
+
+    def _grouped(self, requests: Sequence[Request[Any]]) -> list[Any]:
+        answers: list[Any] = [None] * len(requests)
+        groups: dict[Hashable, list[tuple[int, Loop]]] = {}
+        for i, request in enumerate(requests):
+            loop = self._loop(request)
+            if loop is None:
+                answers[i] = self._alone(request)
+            else:
+                groups.setdefault((loop.key, self._store_id(loop)), []).append((i, loop))
+        for part in [part for group in groups.values() for part in _divided(requests, group)]:
+            for (i, _), answer in zip(part, self._group(requests, part), strict=True):
+                answers[i] = answer
+        return answers
+
+    def _loop(self, request: Request[Any]) -> Loop | None:
+        """The request as a loop; None if it cannot be done together with others."""
+        if not len(request.data):
+            return None  # there is no step to record
+        try:
+            loop = self._loops.of(request)
+            hash(loop.key)
+        except Exception as error:
+            self._warn(f"clients are answered one by one: {type(error).__name__}: {error}")
+            return None
+        if loop.draws:
+            self._warn("clients are answered one by one: their work draws from torch's own generator, as dropout does")
+            return None
+        return loop
+
+    def _warn(self, message: str) -> None:
+        """Once in a run: what cannot be done together cannot be in any round."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message)
+
+    def _group(self, requests: Sequence[Request[Any]], group: Sequence[tuple[int, Loop]]) -> list[Any]:
+        """The answers of requests that are alike, in waves if they do not fit together."""
+        done: list[Any] = []
+        while len(done) < len(group):
+            wave = group[len(done) : len(done) + self._most_at_once]
+            try:
+                found = self._wave([loop for _, loop in wave])
+                requests[wave[0][0]].networks.check_constants()
+                done += self._checked([requests[i] for i, _ in wave], found)
+            except torch.OutOfMemoryError as error:
+                freed = _freed(error)
+                self._forget()
+                if len(wave) == 1:
+                    done.append(freed)
+                    continue
+                self._most_at_once = max(1, len(wave) // 2)
+                log.warning("out of memory with %d clients at once; going on with %d", len(wave), self._most_at_once)
+            except Exception as error:
+                # One client's data may be what went wrong: each is answered, or fails, on its own.
+                log.warning("a group of %d was given up (%s: %s); one by one", len(wave), type(error).__name__, error)
+                _freed(error)
+                self._forget()
+                done += [self._alone(requests[i]) for i, _ in wave]
+        return done
+
+    def _checked(self, requests: Sequence[Request[Any]], answers: list[Any]) -> list[Any]:
+        """The answers, but for fits whose losses and weights did not stay finite what happened there."""
+        if not isinstance(requests[0], Fit):
+            return answers
+        are_good = are_finite([(params, [trouble]) for params, trouble in answers])
+        pairs = zip(requests, answers, are_good, strict=True)
+        return [params if is_good else self._explained(request) for request, (params, _), is_good in pairs]
+
+    def _explained(self, request: Any) -> Exception:
+        with on(self.device):
+            return explained(request, self._reference.answer)
+
+    def _alone(self, request: Request[Any]) -> Any:
+        try:
+            with on(self.device):
+                return self._reference.answer(request)
+        except Exception as error:
+            return _freed(error)
+
+    def _wave(self, loops: Sequence[Loop]) -> list[Any]:
+        order = sorted(range(len(loops)), key=lambda i: -loops[i].num_steps)  # executors want the longest first
+        sorted_loops = [loops[i] for i in order]
+        executor = self._executor_for(sorted_loops)
+        self._run(executor, sorted_loops)
+        results = {i: executor.stage.result(k, loops[i]) for k, i in enumerate(order)}
+        return [results[i] for i in range(len(loops))]
+
+    def _run(self, executor: Executor, loops: Sequence[Loop]) -> None:
+        steps = [loop.num_steps for loop in loops]
+        executor.prepare(steps)
+        executor.stage.load(loops)
+        if self.device.type == "cpu":
+            executor.run(steps)
+            return
+        new_event: Any = torch.cuda.Event
+        begin, end = new_event(enable_timing=True), new_event(enable_timing=True)
+        begin.record()
+        executor.run(steps)
+        end.record()
+        self.spans.append(Span(type(loops[0].body).__name__, type(executor).__name__, sum(steps), begin, end))
+
+    def _executor_for(self, loops: Sequence[Loop]) -> Executor:
+        key = (loops[0].key, are_common(loops))
+        name = self._choices.get(key)
+        if name is None:
+            if len(self._choices) == MOST_CHOICES:
+                self._choices.clear()
+            name = self._choices[key] = self._chosen(loops)
+        return self._program(name, loops)
+
+    def _chosen(self, loops: Sequence[Loop]) -> ExecutorName:
+        """The faster executor for these loops, tried on the loops themselves; their results are thrown away."""
+        if self._executor != "auto":
+            return self._executor
+        if len(loops) == 1 or self.device.type == "cpu":
+            return "streams"
+        seconds: dict[ExecutorName, float] = {}
+        for name in EXECUTORS:
+            try:
+                seconds[name] = self._tried(name, loops)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # vmap has no rule for every operation
+                log.info("executor %s cannot do this: %s: %s", name, type(error).__name__, error)
+        if not seconds:
+            raise RuntimeError("no executor can do this")
+        best = min(seconds, key=lambda name: seconds[name])
+        times = ", ".join(f"{name} {1000 * value:.3f} ms" for name, value in seconds.items())
+        log.info("%s for %d clients: %s a client step (%s)", best, len(loops), type(loops[0].body).__name__, times)
+        return best
+
+    def _tried(self, name: ExecutorName, loops: Sequence[Loop]) -> float:
+        """Seconds of a client's step when all take some."""
+        executor = self._program(name, loops)
+        steps = [min(loop.num_steps, TRIAL_STEPS) for loop in loops]
+        best = float("inf")
+        for _ in range(3):
+            executor.prepare(steps)
+            executor.stage.load(loops)
+            torch.cuda.synchronize(self.device)
+            begin = time.perf_counter()
+            executor.run(steps)
+            torch.cuda.synchronize(self.device)
+            best = min(best, (time.perf_counter() - begin) / sum(steps))
+        return best
+
+    def _program(self, name: ExecutorName, loops: Sequence[Loop]) -> Executor:
+        """Recorded work for these loops, from an earlier round if it fits."""
+        store, common = self._residence.store_of(loops[0].data), name == "stacked" and are_common(loops)
+        key = (name, loops[0].key, self._store_id(loops[0]), common)
+        known = self._programs.get(key)
+        if known is None or not known.stage.takes(loops):
+            self._programs.pop(key, None)
+            kind = EXECUTORS[name]
+            self._programs[key] = kind(Buffers(loops, store, self.device, kind.interleaved, common))
+            while len(self._programs) > MOST_PROGRAMS:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
+        return self._programs[key]
+
+    def _store_id(self, loop: Loop) -> int | None:
+        store = self._residence.store_of(loop.data)
+        return None if store is None else id(store.x)
+
+    def _forget(self) -> None:
+        self._programs.clear()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+
+def _freed(error: Exception) -> Exception:
+    """The error without what the failed work held, which whoever works next may need the memory of. Where it was raised
+    is still to be seen."""
+    traceback.clear_frames(error.__traceback__)
+    rest = error.__traceback__ and error.__traceback__.tb_next
+    return error.with_traceback(rest or error.__traceback__)  # the first frame would hold all other answers
+
+
+def _divided(requests: Sequence[Request[Any]], group: Sequence[tuple[int, Loop]]) -> list[Sequence[tuple[int, Loop]]]:
+    """A group in parts that look at the same examples with the same features, if these are few: clients' own models
+    often differ in the layers behind the features only, and then the features need to be computed but once."""
+    if isinstance(requests[group[0][0]], Fit):
+        return [group]
+    parts: dict[Hashable, list[tuple[int, Loop]]] = {}
+    for i, loop in group:
+        features = [identity(leaf) for name, leaf in requests[i].params.items() if name.startswith("features.")]
+        parts.setdefault((id(loop.data), *features), []).append((i, loop))
+    return sorted(parts.values(), key=len, reverse=True) if 2 * len(parts) <= len(group) else [group]

@@ -1,0 +1,210 @@
+"""Two ways to run the loops of many clients together on one device.
+
+`Streams`: each client's step is recorded once as a CUDA graph, and the graphs of different clients run side by side on
+streams. `Stacked`: one step of all clients is one function under vmap on stacked weights, recorded likewise. On a CPU
+nothing is recorded, and the same steps are taken one by one.
+
+A step finds its batch by a counter on the device, so a whole loop is replayed without a word from the CPU. A client
+whose loop is shorter than others' leaves early.
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+from protofed import tree
+from protofed.data.batches import Batch
+from protofed.runtimes.cohort.buffers import Buffers, copy, leaves_of
+from protofed.runtimes.cohort.lowering import by_autograd, by_transform
+from protofed.runtimes.device import on
+
+NUM_STREAMS = 32
+NARROWER = 0.75
+"""When no more than this part of the stacked clients are still at work, a narrower step takes over."""
+
+ExecutorName = Literal["streams", "stacked"]
+
+
+class Streams:
+    interleaved = True
+
+    def __init__(self, stage: Buffers) -> None:
+        self.stage = stage
+        self._streams = _Lanes(stage.device, min(stage.size, NUM_STREAMS))
+        self._steps: list[Callable[[], None]] = []
+
+    def prepare(self, num_steps: Sequence[int]) -> None:
+        """Records what loops of so many steps need. What they read must be loaded afterwards."""
+        while len(self._steps) < len(num_steps):
+            k = len(self._steps)
+            self._steps.append(self._streams.recorded(k, partial(self._step, k), is_new=k == 0))
+
+    def run(self, num_steps: Sequence[int]) -> None:
+        """All clients go on together and end together, so that the device is as busy at the end as at the beginning."""
+        turns = sorted((step / steps, k) for k, steps in enumerate(num_steps) for step in range(steps))
+        with self._streams:
+            for _, k in turns:
+                self._streams.call(k, self._steps[k])
+
+    def _step(self, k: int) -> None:
+        stage, counter = self.stage, self.stage.counter[k : k + 1]
+        batch = tree.map(lambda leaf: leaf[0], stage.batch(slice(k, k + 1), counter))
+        carry = [leaf[k] for leaf in stage.carry]
+        known = [leaf if shared else leaf[k] for leaf, shared in zip(stage.known, stage.shared, strict=True)]
+        new, output = stage.body(
+            pytree.tree_unflatten(carry, stage.carry_like),
+            pytree.tree_unflatten(known, stage.known_like),
+            batch,
+            by_autograd,
+            in_place=stage.device.type == "cuda",
+        )
+        changed = [(old, leaf) for old, leaf in zip(carry, pytree.tree_leaves(new), strict=True) if leaf is not old]
+        copy([old for old, _ in changed], [leaf for _, leaf in changed])
+        for buffer, leaf in zip(stage.outputs, leaves_of(output), strict=True):
+            buffer[k].index_copy_(0, counter, leaf[None])
+        counter += 1
+
+
+class Stacked:
+    interleaved = False
+
+    def __init__(self, stage: Buffers) -> None:
+        self.stage = stage
+        self._lane = _Lanes(stage.device, 1)
+        self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
+
+    def prepare(self, num_steps: Sequence[int]) -> None:
+        for width, masked, _ in _phases(num_steps, self.stage.size):
+            if (width, masked) not in self._steps:
+                # guard: step-recorded-late-has-batch
+                self.stage.counter.zero_()  # to record a step is to take one, and there may be no batch after the last
+                self._steps[width, masked] = self._lane.recorded(0, partial(self._step, width, masked), is_new=True)
+
+    def run(self, num_steps: Sequence[int]) -> None:
+        """`num_steps` must not rise."""
+        with self._lane:
+            for width, masked, times in _phases(num_steps, self.stage.size):
+                for _ in range(times):
+                    self._lane.call(0, self._steps[width, masked])
+
+    def _step(self, width: int, masked: bool) -> None:
+        stage, counter = self.stage, self.stage.counter[:1]
+        batch = stage.batch(slice(0, 1 if stage.common else width), counter)
+        carry = [leaf[:width] for leaf in stage.carry]
+        known = [leaf if shared else leaf[:width] for leaf, shared in zip(stage.known, stage.shared, strict=True)]
+        dims = [None if shared else 0 for shared in stage.shared]
+
+        def one(carry: list[Tensor], known: list[Tensor], batch: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            new, output = stage.body(
+                pytree.tree_unflatten(carry, stage.carry_like),
+                pytree.tree_unflatten(known, stage.known_like),
+                Batch(*batch),
+                by_transform,
+            )
+            return pytree.tree_leaves(new), leaves_of(output)
+
+        parts = [batch.x, batch.y, batch.weight, batch.index, batch.is_last_epoch, batch.number]
+        if stage.common:  # what is made of it and of shared weights alone is computed once for all
+            parts = [part[0] for part in parts]
+        new, outputs = torch.vmap(one, in_dims=(0, dims, None if stage.common else 0))(carry, known, parts)
+        if masked:
+            is_active = counter < stage.num_steps[:width]
+            new = [
+                torch.where(is_active.view(-1, *[1] * (leaf.dim() - 1)), leaf, old)
+                for leaf, old in zip(new, carry, strict=True)
+            ]
+        copy(carry, new)
+        for buffer, leaf in zip(stage.outputs, outputs, strict=True):
+            buffer[:width].index_copy_(1, counter, leaf[:, None])
+        counter += 1
+
+
+class _Lanes:
+    """Streams of a device, and one pool of memory for the graphs of each: they never run at the same time."""
+
+    def __init__(self, device: torch.device, count: int) -> None:
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        new_stream: Callable[[torch.device], Any] = torch.cuda.Stream
+        self._streams = [new_stream(device) for _ in range(count)] if self._is_cuda else []
+        self._pools = [torch.cuda.graph_pool_handle() for _ in self._streams]
+        self._home: Any = None
+
+    def recorded(self, lane: int, step: Callable[[], None], is_new: bool) -> Callable[[], None]:
+        """The step as a graph. A step that is new to the device is also taken, to warm up."""
+        if not self._is_cuda:
+            return torch.no_grad()(step)
+        lane %= len(self._streams)
+        stream, graph = self._streams[lane], torch.cuda.CUDAGraph()
+        with on(self._device), torch.no_grad():
+            if is_new:
+                stream.wait_stream(torch.cuda.current_stream(self._device))
+                with torch.cuda.stream(stream):
+                    step()
+                torch.cuda.synchronize(self._device)
+            # The thread that saves the last round's state may use the device meanwhile, hence the mode.
+            with (
+                _no_collection(),
+                torch.cuda.graph(graph, self._pools[lane], stream, capture_error_mode="thread_local"),
+            ):
+                step()
+        return graph.replay
+
+    def __enter__(self) -> None:
+        if self._is_cuda:
+            self._home = torch.cuda.current_stream(self._device)
+            for stream in self._streams:
+                stream.wait_stream(self._home)
+
+    def __exit__(self, *error: object) -> None:
+        if self._is_cuda:
+            torch.cuda.set_stream(self._home)
+            for stream in self._streams:
+                self._home.wait_stream(stream)
+
+    def call(self, lane: int, step: Callable[[], None]) -> None:
+        if self._is_cuda:
+            torch.cuda.set_stream(self._streams[lane % len(self._streams)])
+        step()
+
+
+EXECUTORS: dict[ExecutorName, type[Streams] | type[Stacked]] = {"streams": Streams, "stacked": Stacked}
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No old graph is thrown away, as the garbage collector might do, while a new one is recorded: CUDA forbids it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _phases(num_steps: Sequence[int], size: int) -> list[tuple[int, bool, int]]:
+    """How many clients take a step, of so many that there is room for, whether some of them are done already or are not
+    there, and how often; from first to last."""
+    phases: list[tuple[int, bool, int]] = []
+    for step in range(num_steps[0]):
+        active = sum(steps > step for steps in num_steps)
+        width = _width(active, size)
+        phase = (width, active < width)
+        times = phases.pop()[2] if phases and phases[-1][:2] == phase else 0
+        phases.append((*phase, times + 1))
+    return phases
+
+
+def _width(active: int, count: int) -> int:
+    """The narrowest of a few widths that holds the active clients."""
+    width = count
+    while width > 1 and (narrower := int(width * NARROWER)) >= active:
+        width = narrower
+    return width

@@ -1,0 +1,192 @@
+"""Where tensors live: a runtime's device, without a word about it in any method.
+
+Within `on(device)` new tensors are made there. Draws from a seeded generator are made on the CPU and brought there, so
+they are equal on every device.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from protofed.api.task import Task
+from protofed.data.batches import Data
+from protofed.nn.precision import Precision
+from protofed.tree import Tree
+
+CPU = torch.device("cpu")
+SHARE_FOR_DATA = 0.6
+"""Of the free memory of a device, at most so much is taken by the task's data; what does not fit stays on the CPU."""
+
+ENVIRONMENT = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS does not repeat itself
+    "TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1",  # cuDNN takes longer to choose its algorithms, and chooses better
+}
+"""What libraries read once, when they are first used on a GPU; whatever a user has set stays."""
+
+_DRAWN = {torch.rand, torch.randn, torch.randint, torch.randperm}
+
+
+class _SeededDraws(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is None:
+            return func(*args, **kwargs)
+        given = next(iter((*args, *kwargs.values())))
+        args, kwargs = pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
+        wanted = kwargs.get("device") or torch.get_default_device()
+        if func in _DRAWN:
+            kwargs["device"] = CPU
+        drawn = func(*args, **kwargs)
+        if func.__name__.endswith("_"):  # it fills what it is given, as `normal_` and those of `nn.init` do
+            with torch.no_grad():
+                return given.copy_(drawn)
+        return drawn.to(wanted)
+
+
+@contextlib.contextmanager
+def on(device: torch.device) -> Iterator[None]:
+    """New tensors are made on this device."""
+    if device == CPU:
+        yield
+        return
+    with torch.device(device), _SeededDraws():
+        yield
+
+
+@contextlib.contextmanager
+def working(device: torch.device, precision: Precision, deterministic: bool) -> Iterator[None]:
+    """New tensors are made on the device, and it works as precisely and as repeatably as was asked."""
+    if device == CPU:
+        yield
+        return
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    wanted = {
+        (torch.backends.cuda.matmul, "allow_tf32"): precision == "tf32",  # with bf16, what is not in it is a loss
+        (torch.backends.cudnn, "allow_tf32"): precision == "tf32",
+        (torch.backends.cudnn, "deterministic"): deterministic,
+        (torch.backends.cudnn, "benchmark"): not deterministic,
+        (torch.utils.deterministic, "fill_uninitialized_memory"): False,  # a debugging aid that costs time
+    }
+    before = {(owner, name): getattr(owner, name) for owner, name in wanted}
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    _set(wanted)
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        with on(device):
+            yield
+    finally:
+        _set(before)
+        torch.use_deterministic_algorithms(was_deterministic)
+
+
+def _set(settings: Mapping[tuple[Any, str], bool]) -> None:
+    for (owner, name), value in settings.items():
+        setattr(owner, name, value)
+
+
+@contextlib.contextmanager
+def unplaced() -> Iterator[None]:
+    """Out of `on`, for code that says itself where its tensors are: asking every operation takes its time."""
+    pop: Any = torch._C._pop_torch_function_stack
+    modes = [pop() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+def moved(tree: Tree, device: torch.device) -> Tree:
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+@dataclass
+class Residence:
+    """The task's examples on a device: one store for all sets whose examples are alike, of which theirs are views."""
+
+    device: torch.device
+    _known: dict[int, tuple[Task, Task]] = field(default_factory=dict)
+    _stores: dict[int, Data] = field(default_factory=dict)
+
+    def placed(self, task: Task) -> Task:
+        """The task with its data on the device; a task that is there already, or was before, as it was."""
+        if id(task) not in self._known:
+            new = self._moved(task)
+            self._known |= {id(task): (task, new), id(new): (new, new)}  # kept, so that no other task takes its id
+        return self._known[id(task)][1]
+
+    def store_of(self, data: Data) -> Data | None:
+        """The store that a set's examples and labels are rows of; None if they are in none, or not as they were."""
+        store = self._stores.get(id(data.x._base))
+        return store if store is not None and _are_rows(data, store) else None
+
+    def _moved(self, task: Task) -> Task:
+        public = {} if task.public is None else {"public": task.public}
+        kinds: list[Mapping[str, Data]] = [task.clients, task.tests, task.local_tests, public]
+        stores: dict[tuple[int, int], Data] = {}
+        for data in (data for kind in kinds for data in kind.values()):
+            stores.setdefault(_identity(data), data)
+        views = self._views(stores)
+
+        def there(data: Data) -> Data:
+            x, y = views[_identity(data)]
+            return Data(x, y, data.index.to(self.device))
+
+        clients, tests, local_tests, placed = ({name: there(data) for name, data in kind.items()} for kind in kinds)
+        return replace(task, clients=clients, tests=tests, local_tests=local_tests, public=placed.get("public"))
+
+    def _views(self, stores: Mapping[tuple[int, int], Data]) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
+        alike: dict[Any, list[tuple[int, int]]] = {}
+        for key, data in stores.items():
+            alike.setdefault((data.x.dtype, data.x.shape[1:]), []).append(key)
+        views: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        for keys in alike.values():
+            sets = [stores[key] for key in keys]
+            fits = self._fits(sum(data.x.numel() * data.x.element_size() for data in sets))
+            x, y = [data.x for data in sets], _joined([data.y for data in sets], self.device)
+            if fits:
+                x = _joined(x, self.device)
+                store = Data.of(_whole(x[0]), _whole(y[0]))
+                self._stores[id(store.x)] = store
+            views |= dict(zip(keys, zip(x, y, strict=True), strict=True))
+        return views
+
+    def _fits(self, num_bytes: int) -> bool:
+        if self.device.type != "cuda":
+            return True
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return num_bytes <= SHARE_FOR_DATA * free
+
+
+def _are_rows(data: Data, store: Data) -> bool:
+    """Whether a set's examples and labels are a run of the store's, the same for both. A method may have put other
+    labels beside the examples, or taken every second one."""
+    x, y, all_x, all_y = data.x, data.y, store.x, store.y
+    is_slice = (x.dtype, x.shape[1:], x.stride(), y.stride()) == (all_x.dtype, all_x.shape[1:], all_x.stride(), (1,))
+    return is_slice and y._base is all_y and x.storage_offset() == y.storage_offset() * all_x.stride(0)
+
+
+def _whole(view: Tensor) -> Tensor:
+    assert view._base is not None
+    return view._base
+
+
+def _identity(data: Data) -> tuple[int, int]:
+    return id(data.x), id(data.y)
+
+
+def _joined(parts: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Views of one tensor on the device, each with the content of a part."""
+    store = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype, device=device)
+    views = list(torch.split(store, [len(part) for part in parts]))
+    for view, part in zip(views, parts, strict=True):
+        view.copy_(part)
+    return views

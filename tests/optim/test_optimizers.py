@@ -1,0 +1,220 @@
+"""The optimisers take the steps that torch's take, and change nothing in place."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from doubles import bits
+from protofed.optim.optimizers import Adam, Asam, Gradient, Optimizer, Sam, Sgd
+from protofed.tree import Params
+
+STEPS = 50
+TOLERANCE = {"atol": 1e-6, "rtol": 0.0}
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 3))
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    draws = torch.Generator().manual_seed(1)
+    shapes = range(STEPS)
+    return [(torch.randn(8, 6, generator=draws), torch.randint(0, 3, (8,), generator=draws)) for _ in shapes]
+
+
+def start() -> Params:
+    return {name: leaf.detach().clone() for name, leaf in network().named_parameters()}
+
+
+def gradient_on(x: Tensor, y: Tensor) -> Gradient:
+    module = network()
+
+    def gradient(params: Params) -> Params:
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+        loss = F.cross_entropy(functional_call(module, leaves, (x,)), y)
+        return dict(zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True))
+
+    return gradient
+
+
+def descended(optimizer: Optimizer) -> Params:
+    params = start()
+    state = optimizer.init(params)
+    for x, y in batches():
+        params, state = optimizer.step(gradient_on(x, y), params, state)
+    return params
+
+
+Climb = Callable[[list[nn.Parameter]], list[Tensor]]
+
+
+def descended_by_torch(
+    make: Callable[..., torch.optim.Optimizer], clip: float = 0, climb: Climb | None = None
+) -> Params:
+    """The loop that everyone writes; with `climb`, the in-place loop of SAM: move, take the gradient, move back."""
+    module = network()
+    weights = list(module.parameters())
+    optimizer = make(weights)
+    for x, y in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(module(x), y).backward()
+        if climb is not None:
+            before = [w.detach().clone() for w in weights]
+            with torch.no_grad():
+                for w, move in zip(weights, climb(weights), strict=True):
+                    w.add_(move)
+            optimizer.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            with torch.no_grad():
+                for w, old in zip(weights, before, strict=True):
+                    w.copy_(old)
+        if clip:
+            nn.utils.clip_grad_norm_(weights, clip)
+        optimizer.step()
+    return {name: leaf.detach() for name, leaf in module.named_parameters()}
+
+
+CLIP = 0.2
+PLAIN = {"lr": 0.1}
+MOMENTUM = {**PLAIN, "momentum": 0.9}
+SGDS = {
+    "plain": PLAIN,
+    "momentum": MOMENTUM,
+    "weight decay": {**PLAIN, "weight_decay": 0.05},
+    "nesterov": {**MOMENTUM, "nesterov": True},
+    "all": {**MOMENTUM, "nesterov": True, "weight_decay": 0.05},
+}
+ADAMS = {
+    "plain": {"lr": 0.01},
+    "weight decay": {"lr": 0.01, "weight_decay": 0.05},
+    "betas": {"lr": 0.01, "beta1": 0.5, "beta2": 0.9},
+    "no momentum": {"lr": 0.01, "beta1": 0.0},
+    "eps": {"lr": 0.01, "eps": 0.1},
+}
+
+
+def torch_adam(weights: list[nn.Parameter], **options: float) -> torch.optim.Optimizer:
+    betas = options.pop("beta1", 0.9), options.pop("beta2", 0.999)
+    return torch.optim.Adam(weights, betas=betas, **options)
+
+
+@pytest.mark.parametrize("clip", [0.0, CLIP, 1e3], ids=["unclipped", "clipped", "barely"])
+@pytest.mark.parametrize("options", SGDS.values(), ids=SGDS)
+def test_sgd_steps_as_torch_does(options: dict[str, float], clip: float) -> None:
+    expected = descended_by_torch(lambda weights: torch.optim.SGD(weights, **options), clip)
+    torch.testing.assert_close(descended(Sgd(**options, clip_norm=clip)), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("clip", [0.0, CLIP], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("options", ADAMS.values(), ids=ADAMS)
+def test_adam_steps_as_torch_does(options: dict[str, float], clip: float) -> None:
+    expected = descended_by_torch(lambda weights: torch_adam(weights, **options), clip)
+    torch.testing.assert_close(descended(Adam(**options, clip_norm=clip)), expected, **TOLERANCE)
+
+
+def test_the_clip_of_these_tests_matters() -> None:
+    x, y = batches()[0]
+    assert torch.cat([g.flatten() for g in gradient_on(x, y)(start()).values()]).norm() > 2 * CLIP
+
+
+def torch_sgd_of_round_7(weights: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=0.1 * 0.9**7)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_learning_rate_decays_by_round(wrapped: bool) -> None:
+    base = Sgd(lr=0.1, lr_decay=0.9)
+    optimizer: Optimizer = Sam(base, rho=0.0) if wrapped else base
+    torch.testing.assert_close(descended(optimizer.for_round(7)), descended_by_torch(torch_sgd_of_round_7), **TOLERANCE)
+    assert Adam(lr=0.1, lr_decay=0.5).for_round(2).lr == 0.025
+    assert base.for_round(0) == base
+
+
+def sam_climb(weights: list[nn.Parameter], rho: float = 0.05) -> list[Tensor]:
+    norm = torch.sqrt(sum((w.grad**2).sum() for w in weights))
+    return [rho * w.grad / norm for w in weights]
+
+
+def asam_climb(weights: list[nn.Parameter], rho: float = 0.5, eta: float = 0.2) -> list[Tensor]:
+    # biases, the tensors of one dimension here, are not scaled
+    scales = [w.detach().abs() + eta if w.dim() > 1 else torch.ones_like(w) for w in weights]
+    norm = torch.sqrt(sum(((s * w.grad) ** 2).sum() for s, w in zip(scales, weights, strict=True)))
+    return [rho * s**2 * w.grad / norm for s, w in zip(scales, weights, strict=True)]
+
+
+BASES = {
+    "sgd": (Sgd(**MOMENTUM), lambda weights: torch.optim.SGD(weights, **MOMENTUM)),
+    "adam": (Adam(lr=0.01), lambda weights: torch_adam(weights, lr=0.01)),
+}
+
+
+@pytest.mark.parametrize("clip", [0.0, CLIP], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize(("base", "torch_base"), BASES.values(), ids=BASES)
+@pytest.mark.parametrize(("kind", "climb"), [(Sam, sam_climb), (Asam, asam_climb)], ids=["sam", "asam"])
+def test_sharpness_aware_steps_are_those_of_the_in_place_loop(
+    kind: type[Sam | Asam],
+    climb: Climb,
+    base: Sgd | Adam,
+    torch_base: Callable[..., torch.optim.Optimizer],
+    clip: float,
+) -> None:
+    expected = descended_by_torch(torch_base, clip, climb)
+    torch.testing.assert_close(descended(kind(replace(base, clip_norm=clip))), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("base", [base for base, _ in BASES.values()], ids=BASES)
+@pytest.mark.parametrize("kind", [Sam, Asam])
+def test_no_neighbourhood_leaves_the_base_bit_for_bit(kind: type[Sam | Asam], base: Sgd | Adam) -> None:
+    assert bits(descended(kind(base, rho=0.0))) == bits(descended(base))
+    assert bits(descended(kind(base))) != bits(descended(base))
+
+
+@pytest.mark.parametrize("kind", [Sam, Asam])
+def test_a_gradient_of_zero_moves_nothing(kind: type[Sam | Asam]) -> None:
+    params = start()
+    still, _ = kind(Sgd(lr=1.0)).step(lambda p: {n: torch.zeros_like(w) for n, w in p.items()}, params, ())
+    assert bits(still) == bits(params)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [Sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, clip_norm=0.1), Adam(weight_decay=0.1), Sam(), Asam()],
+    ids=lambda o: type(o).__name__,
+)
+def test_a_step_modifies_none_of_its_inputs(optimizer: Optimizer) -> None:
+    params = start()
+    x, y = batches()[0]
+    slopes = gradient_on(x, y)(params)
+    _, state = optimizer.step(gradient_on(x, y), params, optimizer.init(params))
+    before = bits((params, state, slopes))
+    moved, _ = optimizer.step(lambda _: slopes, params, state)
+    assert bits((params, state, slopes)) == before
+    assert list(moved) == list(params)
+    assert bits(moved) != bits(params)
+
+
+@pytest.mark.parametrize(
+    "sgd",
+    [Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, 0.01, nesterov=True), Sgd(0.1, 0.9, 0.01, clip_norm=0.3)],
+    ids=["plain", "momentum", "nesterov", "clipped"],
+)
+def test_a_step_in_place_is_the_same_step_whatever_the_layout_in_memory(sgd: Sgd) -> None:
+    draws = torch.Generator().manual_seed(0)
+    params = {"conv": torch.randn(4, 3, 5, 5, generator=draws), "bias": torch.randn(4, generator=draws)}
+    slopes = [{name: torch.randn(leaf.shape, generator=draws) for name, leaf in params.items()} for _ in range(3)]
+    own = {name: leaf.clone() for name, leaf in params.items()}
+    own["conv"] = own["conv"].to(memory_format=torch.channels_last)
+    places = {name: leaf.data_ptr() for name, leaf in own.items()}
+    state, own_state = sgd.init(params), sgd.init(own)
+    for slope in slopes:
+        params, state = sgd.step(lambda _, slope=slope: slope, params, state)
+        own, own_state = sgd.step_in_place(lambda _, slope=slope: slope, own, own_state)
+    torch.testing.assert_close(own, params)
+    assert {name: leaf.data_ptr() for name, leaf in own.items()} == places

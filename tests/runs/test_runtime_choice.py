@@ -1,0 +1,84 @@
+"""Which runtime a configuration leads to."""
+
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from doubles import INPUTS, tiny
+from protofed import BadInput
+from protofed.engine.federation import Training
+from protofed.runs.runtime_choice import RuntimeSettings, step_seconds
+from protofed.runtimes.cohort.cohort import Cohort
+from protofed.runtimes.sequential import Sequential
+from protofed.runtimes.workers import Workers
+
+LITTLE, MUCH = Training(epochs=1), Training(epochs=100, batch_size=1)
+
+
+@pytest.fixture(autouse=True)
+def two_cores_and_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+
+def test_auto_takes_processes_only_where_they_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    auto, task = RuntimeSettings(), tiny()
+    steps = 100 * sum(map(len, task.clients.values())) / len(task.clients)  # of a client with MUCH
+    monkeypatch.setattr("protofed.runs.runtime_choice.step_seconds", lambda task, batch_size: 0.0031 / steps)
+    assert isinstance(auto.build(task, LITTLE), Sequential)
+    assert isinstance(auto.build(task, MUCH), Workers)
+    assert isinstance(auto.build(task, MUCH, alone=False), Sequential), "other runs have the cores"
+    assert isinstance(auto.build(task, replace(MUCH, epochs=90)), Sequential)
+    assert isinstance(auto.build(task, replace(MUCH, fraction=1 / len(task.clients))), Sequential), "there is but one"
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
+    assert isinstance(auto.build(task, MUCH), Sequential)
+
+
+class Slow(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return x
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(("layer", "expected"), [(Slow, Workers), (Broken, Sequential)])
+def test_auto_tries_how_long_a_step_takes(layer: type[nn.Module], expected: type) -> None:
+    """However few there are. What is wrong with a network is for the run to say."""
+    parts = {"features": nn.Sequential(layer(), nn.Linear(INPUTS, 4)), "classifier": nn.Linear(4, 3)}
+    task = replace(tiny(), model=lambda client: parts)
+    assert isinstance(RuntimeSettings().build(task, Training(epochs=1, batch_size=1000)), expected)
+
+
+def test_a_trial_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    assert step_seconds(tiny(), 4) > 0
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_auto_takes_the_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    built = RuntimeSettings(precision="bf16", executor="streams").build(tiny(), LITTLE, alone=False)
+    assert isinstance(built, Cohort)
+    assert (built.device, built.precision) == (torch.device("cuda"), "bf16")
+    assert isinstance(RuntimeSettings(device="cpu").build(tiny(), LITTLE), Sequential)
+
+
+def test_a_runtime_may_be_named() -> None:
+    assert isinstance(RuntimeSettings("sequential").build(tiny(), MUCH), Sequential)
+    workers = RuntimeSettings("workers", workers=3).build(tiny(), LITTLE)
+    assert isinstance(workers, Workers)
+    assert workers.count == 3
+    assert isinstance(RuntimeSettings("cohort", device="cpu").build(tiny(), LITTLE), Cohort)
+
+
+@pytest.mark.parametrize("name", ["auto", "sequential", "workers"])
+def test_a_precision_of_gpus_is_refused_on_the_cpu(name: str) -> None:
+    with pytest.raises(BadInput, match=r"runtime\.precision = 'bf16' is for GPUs"):
+        RuntimeSettings(name, precision="bf16").build(tiny(), LITTLE)  # type: ignore[arg-type]

@@ -1,0 +1,58 @@
+"""Several runs at once: done ones are kept, unfinished ones go on, a failing one is not silent."""
+
+import time
+from concurrent.futures import Future
+from pathlib import Path
+
+from protofed.runs.config import config
+from protofed.runs.config.config import Config
+from protofed.runs.sweep import _failure, sweep
+
+
+def configs(lr: float = 0.01, rounds: int = 2) -> list[Config]:
+    training = {"rounds": rounds, "epochs": 1, "optimizer": {"name": "sgd", "lr": lr}}
+    return [
+        config.parse({"task": {"name": "minidigits"}, "method": {"name": "fedavg"}, "training": training}, "test", seed)
+        for seed in (["training.seed=0"], ["training.seed=1"])
+    ]
+
+
+def test_stopped_resumed_and_kept(tmp_path: Path) -> None:
+    seen: list[int] = []
+    deadline = time.monotonic() + 60  # in case the wish to stop were never heard
+    stopped = sweep(
+        configs(rounds=400),
+        tmp_path,
+        progress=seen.append,
+        should_stop=lambda: bool(seen and seen[-1]) or time.monotonic() > deadline,
+    )
+    assert all(len(outcome.rounds) < 400 and not outcome.is_done and not outcome.failure for outcome in stopped)
+    assert any(outcome.rounds for outcome in stopped)
+    first = sweep(configs(), tmp_path, progress=seen.append)
+    assert [len(outcome.rounds) for outcome in first] == [2, 2]
+    assert all(outcome.is_done for outcome in first)
+    assert seen[-1] == 4
+    assert sweep(configs(), tmp_path) == first
+
+
+def test_a_failing_run_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    broken, whole = configs(lr=1e30)[:1], configs()[:1]
+    failed, done = sweep([*broken, *whole], tmp_path)
+    assert failed.failure is not None
+    assert "diverged" in failed.failure
+    assert not failed.is_done
+    assert done.is_done
+    assert done.failure is None
+
+
+def test_a_run_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
+    one = configs(rounds=1)[0]
+    first, second = sweep([one, one], tmp_path)
+    assert first == second
+    assert first.is_done
+
+
+def test_an_error_that_nobody_foresaw_costs_one_run_only() -> None:
+    run: Future[None] = Future()
+    run.set_exception(MemoryError("no room on the device"))
+    assert _failure(run) == "MemoryError: no room on the device"
