@@ -50,8 +50,8 @@ from protofed.methods.pfedcspc import PFedCSPC
 from protofed.methods.scaffold import Scaffold
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Adam, Asam, Sam, Sgd
+from protofed.runs.results import Result
 from protofed.runs.run import run
-from protofed.runs.runner import Result
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS
 from protofed.tree import record

@@ -6,7 +6,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 from torch import Tensor
 
 from protofed.errors import BadInput
-from protofed.evaluation.metrics import (
+from protofed.metrics.formulas import (
     harmonic_mean,
     local_index,
     macro_f1,

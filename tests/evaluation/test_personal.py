@@ -17,7 +17,7 @@ from protofed.engine.federation import Federation, Training
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
 from protofed.evaluation.local_tests import _sizes, label_counts, local_test
-from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
+from protofed.metrics.formulas import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
 from protofed.evaluation.personal import Judge, Judged, means
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers

@@ -48,7 +48,7 @@ class Watch(Silent):
 def watched(folder: str, rounds: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     watch, run = Watch(), RunFolder(Path(folder))
-    execute(replace(small_experiment("moon", int(rounds)), judge_clients_every=1), run, observer=watch)
+    execute(replace(small_experiment("moon", int(rounds)), evaluate_clients_every=1), run, observer=watch)
     return {"pages": watch.pages, "handles": watch.handles, "lines": run.read_rounds().splitlines()}
 
 

@@ -79,7 +79,7 @@ def test_no_value_of_an_example_is_in_a_run_folder_or_its_log(
     caplog.set_level(logging.DEBUG)
     training = Training(rounds=2, epochs=1, batch_size=8)
     federation = Federation(method, with_canary(small_task()), training)
-    result = execute(Experiment(federation, judge_clients_every=1), RunFolder(tmp_path))
+    result = execute(Experiment(federation, evaluate_clients_every=1), RunFolder(tmp_path))
     spoken = capsys.readouterr()
     content = content_of(tmp_path) | {"log": caplog.text.encode(), "said": (spoken.out + spoken.err).encode()}
     assert {"rounds.jsonl", "environment.json", "checkpoint/000002/server.safetensors"} <= content.keys()

@@ -31,7 +31,7 @@ from protofed import tree
 from protofed.api.task import Task
 from protofed.data.batches import Data, training_plan
 from protofed.engine.federation import Federation, State
-from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
+from protofed.metrics.formulas import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
 from protofed.evaluation.personal import Judged
 from protofed.methods import METHODS
 from protofed.methods.ccvr import CCVR, class_gaussians, virtual_features

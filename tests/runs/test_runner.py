@@ -221,7 +221,7 @@ def test_evaluation_every_few_rounds_and_always_in_the_last(experiment: Experime
 
 def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experiment) -> None:
     """FPL has a public model: GM in every round, the other metrics where clients are judged."""
-    result = execute(replace(experiment, evaluate_every=2, judge_clients_every=3))
+    result = execute(replace(experiment, evaluate_every=2, evaluate_clients_every=3))
     assert [r.round for r in result.rounds if r.is_evaluated] == [2, 3, 4, 6, 8]
     assert [r.round for r in result.rounds if r.clients] == [3, 6, 8]
     for r in result.rounds:
@@ -238,7 +238,7 @@ def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experim
 
 
 def test_methods_without_a_public_model_have_no_global_metrics() -> None:
-    experiment = replace(small_experiment("local", 1), judge_clients_every=1)
+    experiment = replace(small_experiment("local", 1), evaluate_clients_every=1)
     (only,) = execute(experiment).rounds
     assert METRICS.keys() - only.metrics.keys() == {"auc", "global", "harmonic_mean"}
 

@@ -1,7 +1,7 @@
 """What a method works with: `ServerContext` at the server, `ClientContext` at a client."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from protofed.api.evaluation import TestSets
 from protofed.api.requests import Fit, Map, Objective, Request, Total
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
@@ -63,8 +64,8 @@ class ClientContext:
     """The root of the draws of this step."""
     public: Data | None = None
     """Examples that everyone may see; their labels are not used."""
-    tests: Mapping[str, Data] = field(default_factory=dict)
-    """What it is tested on, by name: its own test set and, in simulation, those of all domains."""
+    tests: TestSets = field(default_factory=TestSets)
+    """What its models are tested on."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 

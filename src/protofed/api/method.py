@@ -22,6 +22,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.evaluation import Evaluation, Outcomes, evaluation_of, outcomes_of
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model, Parts, Patterns
@@ -61,7 +62,7 @@ class Clients(Protocol):
     def run(
         self, step: Step[Message, Memory, Upload], message_for: Callable[[ClientId], Message], like: Upload
     ) -> Iterator[tuple[ClientId, Upload]]:
-        """Runs a step at every client; uploads that are not like `like` are refused."""
+        """Runs a step at every client. Uploads that are not like `like` are refused."""
 
 
 class Method(ABC, Generic[State, Message, Memory, Upload]):
@@ -142,15 +143,29 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         """Scores of the classes, (B, C); memory is None for the public model."""
         return model.logits(x)
 
-    def confusion(self, model: Model, batch: Batch, message: Message, memory: Memory | None, *parts: Tensor) -> Tensor:
-        """How often class i was taken for class j, (1 + P, C, C): among all examples, and among those of each part (N,)
-        of the store, which marks its own."""
-        scores = self.predict(model, batch.x, message, memory)
-        classes = torch.arange(scores.shape[-1], device=scores.device)
-        taken = (scores.argmax(-1)[:, None] == classes).double()  # (B, C)
-        weight = torch.stack([batch.weight, *(batch.weight * part[batch.index] for part in parts)])  # (1 + P, B)
-        truth = (batch.y[:, None] == classes).double() * weight[..., None]  # (1 + P, B, C)
-        return truth.mT @ taken
+    def outcomes(self, model: Model, batch: Batch, message: Message, memory: Memory | None) -> Outcomes:
+        """What the method says of each example."""
+        return outcomes_of(self.predict(model, batch.x, message, memory))
+
+    async def evaluate(self, client: ClientContext, params: Params, message: Message, memory: Memory) -> Evaluation:
+        """How a model does on the client's test sets, computed where the data are."""
+        tests, known = client.tests, (message, memory)
+        pooled = own = None
+        if tests.pooled is not None:
+            pooled = await client.map(self.outcomes, params, known, data=tests.pooled)
+        if tests.own is not None:
+            own = await client.map(self.outcomes, params, known, data=tests.own)
+        counts = torch.bincount(client.data.labels, minlength=client.num_classes)
+        return evaluation_of(_on_cpu(pooled), _on_cpu(own), tests, counts, client.num_classes)
+
+    async def evaluate_own(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Evaluation, Memory]:
+        """A step: how the model does that this client would use now."""
+        evaluation = await self.evaluate(client, self.local_weights(message, memory), message, memory)
+        return Reply(evaluation, memory)
+
+
+def _on_cpu(outcomes: Outcomes | None) -> Outcomes | None:
+    return None if outcomes is None else Outcomes(outcomes.predicted.cpu(), outcomes.margin.cpu())
 
 
 def validate(

@@ -67,7 +67,7 @@ class Collector:
         """Why a message does not count at all; its client may still send a good one."""
         try:
             self._bounds.check(envelope)  # guard: message-within-bounds
-            ticket = envelope.ticket
+            ticket, _ = envelope.ticket, envelope.receipt
         except Refused as refused:
             return Failure(client, refused.reason, refused.detail)
         if ticket.run != self._ticket.run:  # guard: message-another-run-refused

@@ -1,4 +1,4 @@
-"""The engine: setup, rounds, finish; who takes part, what counts, and what each client remembers."""
+"""The engine: setup, rounds, finish; who takes part, and what counts."""
 
 import logging
 from collections import Counter
@@ -12,19 +12,25 @@ from typing import Annotated, Any, Literal
 import torch
 from annotated_types import Ge, Gt, Interval
 
-from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.contexts import ClientContext, ServerContext
+from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
 from protofed.api.method import Method, validate
+from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State, Traffic
+from protofed.engine.test_sets import client_tests, pooled_tests
 from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
 from protofed.optim.optimizers import Optimizer, Sgd, rate_of
-from protofed.runtimes.base import Runtime
+from protofed.runtimes.base import Runtime, TestKind
+from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed, generator
+from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
 log = logging.getLogger(__name__)
@@ -69,11 +75,12 @@ class Federation:
     runtime: Runtime = field(default_factory=Sequential)
     on_client: Callable[[ClientId], None] = lambda client: None
     """Told of every client whose step ended."""
-    on_trained: Callable[[ClientId, Tree, Reply[Any, Any]], None] = lambda client, message, reply: None
-    """Given the message and the reply of every client that trained well in a round, before the server reads it."""
+    uploads: UploadPipeline = field(default_factory=UploadPipeline)
+    """What happens to uploads between a client's step and the method."""
     name: str = "unnamed"
     """Of the run: messages that answer another one are refused."""
     _networks: dict[ClientId, Networks] = field(default_factory=dict)
+    _tests: dict[ClientId, TestSets] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", self.runtime.placed(self.task))
@@ -91,13 +98,13 @@ class Federation:
     def start(self) -> State:
         return self._attempted(self._setup, State(0, None, {}))
 
-    def advance(self, state: State) -> State:
-        """The state after one more round."""
-        return self._attempted(self._round, state)
+    def advance(self, state: State, evaluates: bool = False) -> State:
+        """The state after one more round. With `evaluates`, clients judge the models that they train."""
+        return self._attempted(partial(self._round, evaluates=evaluates), state)
 
     def finish(self, state: State) -> State:
-        """The state after the method's last word."""
-        finished = self._attempted(self._last_word, state)
+        """The state after what the method does at the end."""
+        finished = self._attempted(self._end, state)
         traffic = {
             c: state.traffic.get(c, Traffic()) + finished.traffic.get(c, Traffic())
             for c in {**state.traffic, **finished.traffic}
@@ -109,6 +116,7 @@ class Federation:
             client_seconds=state.client_seconds + finished.client_seconds,
             refused=dict(Counter(state.refused) + Counter(finished.refused)),
             repeats={**state.repeats, **finished.repeats},
+            evaluations=state.evaluations,
             abandoned=(*state.abandoned, *finished.abandoned),
         )
 
@@ -116,11 +124,12 @@ class Federation:
         clients = RoundClients(self, state, self._trusted(state), "setup")
         return clients.after(self.method.setup(self.method.init_server(clients.server), clients))
 
-    def _round(self, state: State, attempt: int) -> State:
-        clients = RoundClients(self, state, self.sampled(state.round, attempt, state.strikes), "round")
+    def _round(self, state: State, attempt: int, evaluates: bool) -> State:
+        ids = self.sampled(state.round, attempt, state.strikes)
+        clients = RoundClients(self, state, ids, "round", evaluates and bool(self.task.tests))
         return replace(clients.after(self.method.round(state.server, clients)), round=state.round + 1)
 
-    def _last_word(self, state: State, attempt: int) -> State:
+    def _end(self, state: State, attempt: int) -> State:
         clients = RoundClients(self, state, self._trusted(state), "finish")
         return clients.after(self.method.finish(state.server, clients))
 
@@ -174,9 +183,13 @@ class Federation:
         return left
 
     @cached_property
+    def _server_answer(self) -> Callable[[Request[Any]], Any]:
+        return self.runtime.for_server()
+
+    @cached_property
     def limits(self) -> Limits:
         """What no good upload exceeds."""
-        enrolled = {client: len(data) for client, data in self.task.clients.items()}
+        enrolled = {client: enrolment.num_examples for client, enrolment in self.task.spec.clients.items()}
         return Limits(self.task.num_classes, self.training.max_norm, enrolled)
 
     def networks_of(self, client: ClientId) -> Networks:
@@ -206,11 +219,56 @@ class Federation:
             public=self.task.public,
         )
 
-    def memory_of(self, state: State, client: ClientId, message: Tree) -> Tree:
-        """What a client keeps now; made afresh for one that has never taken part."""
-        if client in state.memories:
-            return state.memories[client]
+    def client_state(self, state: State, client: ClientId, message: Tree) -> Tree:
+        """What a client of a simulation keeps now; made afresh for one that has never taken part."""
+        if client in state.receipts:
+            return self.runtime.store.load(client, state.receipts[client])
         return self.method.init_memory(self.client_context(client, state.round), message)
+
+    @cached_property
+    def initial_server(self) -> Tree:
+        """What the server knows before anything: it has the structure that the server's state always has."""
+        return self.method.init_server(self.server_context(0, "load"))
+
+    def initial_client_state(self, client: ClientId) -> Tree:
+        """What a client keeps before it takes part: it has the structure that its state always has."""
+        message = self.method.message_for(self.initial_server, client)
+        return self.method.init_memory(self.client_context(client, 0), message)
+
+    def encoded(self, upload: Tree) -> Tree:
+        """An upload as it is sent."""
+        return self.uploads.encoded(upload)
+
+    @cached_property
+    def pooled_tests(self) -> Data | None:
+        with unplaced():
+            return pooled_tests(self.task.tests)
+
+    def test_sets(self, client: ClientId, kind: TestKind = "all") -> TestSets:
+        """What a client's models are tested on."""
+        if kind == "none" or not self.task.tests:
+            return TestSets()
+        if kind == "domains":
+            return TestSets(self.pooled_tests, {name: len(data) for name, data in self.task.tests.items()})
+        if client not in self._tests:
+            with unplaced():
+                self._tests[client] = client_tests(self.task, client, self.training.seed, self.pooled_tests)
+        return self._tests[client]
+
+    def evaluated(
+        self, state: State, ids: Sequence[ClientId] | None = None, tests: TestKind = "domains"
+    ) -> dict[ClientId, Evaluation]:
+        """How the model does that each client would use now; of all clients, unless some are named."""
+        clients = RoundClients(self, state, tuple(self.ids if ids is None else ids), "evaluate")
+        like = evaluation_spec(self.test_sets(clients.ids[0], tests), self.task.num_classes)
+        message_for = partial(self.method.message_for, state.server)
+        with self.runtime.open(self):
+            found = dict(clients.run(self.method.evaluate_own, message_for, like, tests))
+        missing = [failure for failure in clients.failures if failure.client not in found]
+        if missing:
+            first = missing[0]
+            raise RunFailed(f"client {first.client} could not be evaluated: {first.reason}: {first.detail}")
+        return found
 
     def server_context(self, round: int, phase: str) -> ServerContext:
         t = self.training
@@ -222,7 +280,7 @@ class Federation:
             num_rounds=t.rounds,
             seed=t.seed,
             phase_seed=derive_seed(t.seed, phase, round),
-            answer=self.runtime.answer,
+            answer=self._server_answer,
         )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from protofed import wire
 from protofed.runtimes.base import Reason, Ticket
+from protofed.runtimes.client_store import Receipt
 from protofed.tree import Tree
 
 HEADER_BYTES = 4096
@@ -52,6 +53,19 @@ class WireMessage:
                 raise Refused(Reason.UNDECODABLE, f"its ticket's {own.name} is not a {own.type}")
         return ticket
 
+    @property
+    def receipt(self) -> Receipt | None:
+        """Of the state that its client keeps, if it says so."""
+        try:
+            receipt = wire.header(self.data)["__metadata__"].get("receipt")
+        except (wire.WireError, KeyError, AttributeError) as error:
+            raise Refused(Reason.UNDECODABLE, f"no receipt: {error}") from error
+        if receipt is None:
+            return None
+        if not (isinstance(receipt, str) and receipt.isprintable() and len(receipt) <= MOST_TOLD):
+            raise Refused(Reason.UNDECODABLE, "its receipt is not a short line of text")
+        return Receipt(receipt)
+
 
 def printable(text: str) -> str:
     """What a stranger wrote, fit for logs and files: no line breaks, no control codes, no half characters."""
@@ -59,9 +73,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MOST_TOLD])
 
 
-def sealed(ticket: Ticket, upload: Tree) -> WireMessage:
+def sealed(ticket: Ticket, upload: Tree, receipt: Receipt | None = None) -> WireMessage:
+    """An upload as bytes, with what it answers and the receipt of what its client keeps."""
     arrays = {path: leaf.detach().cpu().contiguous().clone() for path, leaf in wire.to_arrays(upload).items()}
-    return WireMessage(save(arrays, metadata={"ticket": json.dumps(asdict(ticket))}))
+    metadata = {"ticket": json.dumps(asdict(ticket))} | ({} if receipt is None else {"receipt": str(receipt)})
+    return WireMessage(save(arrays, metadata=metadata))
 
 
 def digest(expected: Mapping[str, Tensor]) -> str:

@@ -1,4 +1,4 @@
-"""The clients of one round, as a method sees them: asked, awaited, checked, and what they remember kept."""
+"""The clients of one round, as a method sees them: asked, awaited, and their uploads checked."""
 
 import logging
 import time
@@ -12,17 +12,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from protofed import tree, wire
-from protofed.api.contexts import Reply, ServerContext
+from protofed.api.contexts import ServerContext
+from protofed.api.evaluation import Evaluation, evaluation_spec
 from protofed.api.method import Step
 from protofed.api.task import ClientId
 from protofed.engine.collector import Collector
 from protofed.engine.message import WireMessage
 from protofed.engine.state import State, Traffic
-from protofed.engine.upload_validation import UploadValidator, non_finite
+from protofed.engine.upload_validation import UploadValidator
 from protofed.errors import RoundAbandoned, RunFailed
 from protofed.nn.networks import Patterns, matching
 from protofed.optim.optimizers import halved
-from protofed.runtimes.base import TROUBLES, Failure, Job, Reason, Ticket
+from protofed.runtimes.base import (
+    NOT_THE_CLIENTS_FAULT,
+    Answer,
+    Evaluated,
+    Failure,
+    Job,
+    Reason,
+    TestKind,
+    Ticket,
+    non_finite,
+    refuse_change,
+)
+from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.device import unplaced
 from protofed.tree import Nothing, Tree
 
@@ -36,15 +49,21 @@ MOST_HALVINGS = 5
 
 
 class RoundClients:
-    """The clients of one round, as a method sees them. What they remember is committed only when the round ends."""
+    """The clients of one round, as a method sees them. The receipts of their new states enter the server's state only
+    when the round ends."""
 
-    def __init__(self, federation: "Federation", state: State, ids: tuple[ClientId, ...], phase: str) -> None:
+    def __init__(
+        self, federation: "Federation", state: State, ids: tuple[ClientId, ...], phase: str, evaluates: bool = False
+    ) -> None:
         self._federation = federation
         self._state = state
         self._phase = phase
         self._where = f"round {state.round + 1}" if phase == "round" else phase
-        self._deadline = time.monotonic() + (federation.training.deadline or inf)  # guard: monotonic-deadlines
-        self._kept: dict[ClientId, Tree] = {}
+        seconds = inf if phase == "evaluate" else federation.training.deadline or inf
+        self._deadline = time.monotonic() + seconds  # guard: monotonic-deadlines
+        self._evaluates = evaluates
+        self._receipts: dict[ClientId, Receipt] = {}
+        self._evaluations: dict[ClientId, Evaluation] = {}
         self._good: set[ClientId] = set()
         self._failures: list[Failure] = []
         self._refused: Counter[str] = Counter()
@@ -60,41 +79,57 @@ class RoundClients:
         return self._federation.server_context(self._state.round, self._phase)
 
     def run(
-        self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Tree], like: Tree
+        self,
+        step: Step[Any, Any, Any],
+        message_for: Callable[[ClientId], Tree],
+        like: Tree,
+        tests: TestKind = "none",
     ) -> Iterator[tuple[ClientId, Tree]]:
         """Accepted uploads in canonical order, each given out as soon as it and those before it are there. A client
         that has failed in this phase is not asked again."""
-        _refuse_private(like, self._federation.method.private)
+        federation = self._federation
+        _refuse_private(like, federation.method.private)
         self._unread += 1
         self._runs += 1
         failed = {failure.client for failure in self._failures}
         ids = tuple(client for client in self.ids if client not in failed)
-        gate = UploadValidator(like, self._federation.limits)
-        ticket = Ticket(self._federation.name, self._state.round, self._phase, self._runs, gate.model)
-        return self._stream(_Call(ticket, ids, step, message_for, gate))
+        evaluates = self._evaluates and self._phase == "round" and step == federation.method.train
+        sent = federation.uploads.spec(like)
+        if evaluates:
+            tests = "all"
+            sent = Evaluated(sent, evaluation_spec(federation.test_sets(self.ids[0]), federation.task.num_classes))
+        validator = UploadValidator(sent, federation.limits)
+        ticket = Ticket(federation.name, self._state.round, self._phase, self._runs, validator.model)
+        call = _Call(ticket, ids, step, message_for, like, validator, tests, evaluates)
+        if self._phase == "evaluate":
+            return self._stream(call)
+        return federation.uploads.staged(self._stream(call), call.message_for)
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """Of the clients that were left out so far."""
+        return self._failures
 
     def _stream(self, call: "_Call") -> Iterator[tuple[ClientId, Tree]]:
         federation, good, failed_before = self._federation, 0, len(self._failures)
-        is_training = self._phase == "round" and call.step == federation.method.train
         for client, outcome in self._outcomes(call, call.ids, self._jobs(call)):
-            outcome = self._settled(client, outcome, call)
+            outcome = self._retried(client, outcome, call)
             with unplaced():
-                message, upload = call.sent.pop(client, Nothing()), self._accepted(client, outcome, call.gate)
+                message, upload = call.sent.pop(client, Nothing()), self._accepted(client, outcome, call)
                 moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
                 self._traffic[client] = self._traffic.get(client, Traffic()) + moved
-            federation.on_client(client)
+            if self._phase != "evaluate":
+                federation.on_client(client)
             if upload is not None:
                 good += 1
-                if is_training and isinstance(outcome, Reply):
-                    federation.on_trained(client, message, outcome)
-                yield client, upload
+                yield client, federation.uploads.decoded(upload, call.like)
         self._unread -= 1
         self._require_enough(good, self._failures[failed_before:])
 
     def _outcomes(self, call: "_Call", ids: Sequence[ClientId], jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Any]]:
-        inbox = Collector(ids, call.ticket, call.gate.bounds, self._deadline, call.sent.__contains__)
-        yield from inbox.sorted(self._timed(self._federation.runtime.run(jobs)))
-        self._note(inbox.refused)  # guard: refusals-messages-counted
+        collector = Collector(ids, call.ticket, call.validator.bounds, self._deadline, call.sent.__contains__)
+        yield from collector.sorted(self._timed(self._federation.runtime.run(jobs)))
+        self._note(collector.refused)  # guard: refusals-messages-counted
 
     def _jobs(self, call: "_Call") -> Iterator[Job]:
         """What there is to do, for as long as there is time."""
@@ -104,7 +139,7 @@ class RoundClients:
             call.sent[client] = call.message_for(client)
             yield self._job(client, call)
 
-    def _settled(self, client: ClientId, outcome: Any, call: "_Call") -> Any:
+    def _retried(self, client: ClientId, outcome: Any, call: "_Call") -> Any:
         """What came of a client in the end: one that diverged may be asked again, more gently."""
         halvings, policy = 0, self._federation.training.on_divergence
         while isinstance(outcome, Failure) and outcome.reason == Reason.DIVERGED and policy != "skip":
@@ -130,26 +165,27 @@ class RoundClients:
         """The state that the phase ends in."""
         if self._unread:
             raise RunFailed(f"{self._where}: the method did not read all uploads; aggregate must read them to the end")
-        _refuse_change(self._state.server, server, "server")
+        refuse_change(self._state.server, server, "server")
         bad = non_finite(server)
         if bad:  # guard: server-s-state-finite
             raise RunFailed(f"{self._where}: the server's {bad} is not finite; what was saved is intact")
         return State(
             self._state.round,
             server,
-            self._state.memories | self._kept,
+            {**self._state.receipts, **self._receipts},
             tuple(self._failures),
             self._traffic,
             self._seconds,
             strikes=self._strikes(),
             refused=dict(sorted(self._refused.items())),
             repeats=self._repeats,
+            evaluations=self._evaluations,
         )
 
     def _strikes(self) -> dict[ClientId, int]:
         """With this phase's refusals; a good upload makes up for all."""
         # guard: troubles-no-strikes
-        struck = {failure.client for failure in self._failures if failure.reason not in TROUBLES}
+        struck = {failure.client for failure in self._failures if failure.reason not in NOT_THE_CLIENTS_FAULT}
         # guard: good-upload-makes-up-for-refusals
         counted = {client: count for client, count in self._state.strikes.items() if client not in self._good - struck}
         new = {client: counted.get(client, 0) + 1 for client in sorted(struck)}
@@ -171,38 +207,41 @@ class RoundClients:
 
     def _job(self, client: ClientId, call: "_Call", halvings: int = 0) -> Job:
         federation, state = self._federation, self._state
-        local = federation.client_context(client, state.round, self._phase, call.ticket.call)
+        context = federation.client_context(client, state.round, self._phase, call.ticket.call)
+        context = replace(context, tests=federation.test_sets(client, call.tests))
         if halvings:
-            local = replace(local, optimizer=halved(local.optimizer, halvings))
-        memory = self._kept.get(client, state.memories.get(client))  # guard: client-gets-own-memory
-        message, init_memory = call.sent[client], federation.method.init_memory
-        return Job(client, call.step, local, message, memory, init_memory, self._deadline, call.ticket)
+            context = replace(context, optimizer=halved(context.optimizer, halvings))
+        return Job(
+            client,
+            call.step,
+            context,
+            call.sent[client],
+            self._receipts.get(client, state.receipts.get(client)),  # guard: client-gets-own-memory
+            federation.method,
+            call.tests,
+            call.evaluates,
+            federation.encoded,
+            self._deadline,
+            call.ticket,
+        )
 
-    def _accepted(
-        self, client: ClientId, outcome: Reply[Any, Any] | WireMessage | Failure, gate: UploadValidator[Any]
-    ) -> Tree | None:
-        """The upload if it counts; a failed client keeps what it had."""
+    def _accepted(self, client: ClientId, outcome: Answer | WireMessage | Failure, call: "_Call") -> Tree | None:
+        """The upload if it counts; a failed client keeps the state that it had."""
         if not isinstance(outcome, Failure):
+            upload = call.validator.validated(client, outcome.upload if isinstance(outcome, Answer) else outcome)
             # guard: memory-kept-only-accepted-uploads
-            upload = gate.admitted(client, outcome.upload if isinstance(outcome, Reply) else outcome)
             if not isinstance(upload, Failure):
-                bad = non_finite(outcome.memory) if isinstance(outcome, Reply) else ""  # guard: what-remembered-finite
-                if not bad:
-                    self._keep(client, outcome)
-                    return upload
-                upload = Failure(client, Reason.NON_FINITE, f"its memory, {bad}, holds values that are not finite")
+                self._good.add(client)
+                if outcome.receipt is not None:
+                    self._receipts[client] = outcome.receipt
+                if isinstance(upload, Evaluated):
+                    self._evaluations[client] = upload.evaluation
+                return upload.upload if isinstance(upload, Evaluated) else upload
             outcome = upload
         log.warning("%s: client %s left out: %s: %s", self._where, client, outcome.reason, outcome.detail)
         self._failures.append(outcome)
         self._refused[outcome.reason] += 1  # guard: refusals-clients-counted
         return None
-
-    def _keep(self, client: ClientId, outcome: Reply[Any, Any] | WireMessage) -> None:
-        """What a client remembers; one at the other end of a wire keeps it itself."""
-        self._good.add(client)
-        if isinstance(outcome, Reply):
-            _refuse_change(self._state.memories.get(client), outcome.memory, f"memory of {client}")
-            self._kept[client] = outcome.memory  # guard: memories-committed-when-round-ends
 
     def _note(self, refused: Sequence[Failure]) -> None:
         """Messages that were thrown away without their client being left out."""
@@ -228,17 +267,14 @@ class _Call:
     ids: tuple[ClientId, ...]
     step: Step[Any, Any, Any]
     message_for: Callable[[ClientId], Tree]
-    gate: UploadValidator[Any]
+    like: Tree
+    """An upload as the method reads it."""
+    validator: UploadValidator[Any]
+    """Of uploads as they are sent."""
+    tests: TestKind
+    evaluates: bool
     sent: dict[ClientId, Tree] = field(default_factory=dict)
     """The messages of those that were asked and have not been heard of."""
-
-
-def _refuse_change(before: Tree | None, after: Tree, what: str) -> None:
-    """A record that changes its structure could be saved but not be loaded."""
-    if before is not None:
-        changed = sorted(tree.named_leaves(before).keys() ^ tree.named_leaves(after).keys())
-        if changed:
-            raise RunFailed(f"the method changed the structure of the {what}: {', '.join(changed)} came or went")
 
 
 def _refuse_private(like: Tree, private: Patterns) -> None:

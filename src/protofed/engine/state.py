@@ -1,11 +1,12 @@
 """What a run is, between two rounds."""
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from protofed.api.evaluation import Evaluation
 from protofed.api.task import ClientId
 from protofed.runtimes.base import Failure
+from protofed.runtimes.client_store import Receipt
 from protofed.tree import Tree
 
 
@@ -22,14 +23,6 @@ class Traffic:
         return Traffic(self.down + other.down, self.up + other.up)
 
 
-class Shelved(Mapping[ClientId, Tree]):
-    """Memories that need not all be at hand, but can be had."""
-
-    @abstractmethod
-    def __or__(self, new: Mapping[ClientId, Tree]) -> "Shelved":
-        """With new ones in the place of old ones."""
-
-
 @dataclass(frozen=True)
 class State:
     """Everything that a run is, between two rounds."""
@@ -37,8 +30,8 @@ class State:
     round: int
     """The number of rounds done."""
     server: Tree
-    memories: dict[ClientId, Tree] | Shelved
-    """What each client that has taken part keeps."""
+    receipts: Mapping[ClientId, Receipt]
+    """Which version of its state each client that has taken part goes on from. The states are the clients'."""
     failures: tuple[Failure, ...] = ()
     """Of the last round, or of the setup if there was none yet."""
     traffic: Mapping[ClientId, Traffic] = field(default_factory=dict)
@@ -51,5 +44,7 @@ class State:
     """How many replies did not count in the last round, by reason; a message may be refused and its client not."""
     repeats: Mapping[ClientId, int] = field(default_factory=dict)
     """Of clients that diverged in the last round: how often their learning rate was halved."""
+    evaluations: Mapping[ClientId, Evaluation] = field(default_factory=dict)
+    """How the models did that clients trained in the last round, if that was asked for."""
     abandoned: tuple[str, ...] = ()
     """Why the last round was begun again, each time."""

@@ -45,7 +45,7 @@ class UploadValidator(Generic[T]):
         self._prototypes = [(path, counted) for path in self._expected if (counted := self._count_of(path))]
         self.model, self.bounds = digest(self._expected), bounds(self._expected)
 
-    def admitted(self, client: ClientId, upload: Tree | WireMessage) -> T | Failure:
+    def validated(self, client: ClientId, upload: Tree | WireMessage) -> T | Failure:
         """The upload in the structure of `like`, or why it cannot be aggregated."""
         try:
             given = opened(upload, self._expected) if isinstance(upload, WireMessage) else tree.named_leaves(upload)
@@ -124,15 +124,6 @@ class UploadValidator(Generic[T]):
         """Where the counts of the prototypes at a path are, if it is one of prototypes."""
         counted = f"{path.removesuffix('mean')}count" if self._names[path] == "mean" else ""
         return counted if counted in self._expected else None
-
-
-def non_finite(memory: Tree) -> str:
-    """Where a record holds values that are not finite; empty if nowhere."""
-    given = tree.named_leaves(memory)
-    floats = {path: leaf for path, leaf in given.items() if leaf.is_floating_point() and leaf.numel()}
-    if tree.norms(floats.values(), torch.inf).isfinite().all():
-        return ""
-    return next(path for path, leaf in floats.items() if not leaf.isfinite().all())
 
 
 def _mismatch(leaf: Any, like: Tensor) -> Found:

@@ -3,29 +3,32 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from protofed.evaluation.metrics import rounds_to_target
 from protofed.methods import METHODS
+from protofed.metrics.formulas import rounds_to_target
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import (
     NOTE,
-    PERSONAL_NOTE,
+    Numbers,
     Row,
     Sheet,
     cost_sheet,
     domain_sheet,
     home_sheet,
+    metric,
+    personal_note,
     personal_sheet,
 )
 from protofed.runs.compare import Comparison
 from protofed.runs.config.config import Config
-from protofed.runs.runner import Round, at_home, summarised
+from protofed.runs.results import Round, summed
 from protofed.runs.store.checkpoint import write_atomically
 from protofed.runs.store.folder import environment
 from protofed.runs.sweep import Outcome
+from protofed.tasks import ReadsOwnFiles
 
 REFERENCE = METHODS["fedavg"]
 FEW = 8
@@ -43,6 +46,8 @@ class TaskReport:
     rounds: Mapping[str, Sequence[Sequence[Round]]]
     """By method: those of each seed that came to its end."""
     failures: Sequence[str]
+    is_own_data: bool = False
+    """Whether the data are a user's own: then tables say how good a guess is that always names one class."""
 
 
 def reports(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[TaskReport]:
@@ -64,7 +69,7 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
         picture = _file_name(part.task, k, list(comparison.runs))
         _draw(part, folder / picture)
         parts.append(_section(part, comparison, picture))
-        results[part.task] = {row.label: [dict(seed) for seed in row.seeds] for row in part.rows}
+        results[part.task] = {row.label: [asdict(seed) for seed in row.seeds] for row in part.rows}
     facts = {"title": comparison.title, "seeds": list(comparison.seeds), "made": made, "results": results}
     write_atomically(folder / "results.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
     write_atomically(folder / "report.md", "\n".join(parts).encode())
@@ -94,21 +99,20 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
             if not outcome.is_done
         ]
     domains = dict.fromkeys(domain for ended in rounds.values() for r in ended[0] for domain in r.domains)
-    return TaskReport(task, rows, list(domains), rounds, failures)
+    some = next(iter(comparison.runs[task].values()))[0].task
+    return TaskReport(task, rows, list(domains), rounds, failures, isinstance(some, ReadsOwnFiles))
 
 
 def _is_reference(config: Config) -> bool:
     return type(config.method) is REFERENCE
 
 
-def _numbers(rounds: Sequence[Round], comparison: Comparison) -> dict[str, float]:
+def _numbers(rounds: Sequence[Round], comparison: Comparison) -> Numbers:
     """Everything that a report says of one run."""
     trained = [r for r in rounds if r.round]
     moved = [t for r in trained for t in r.traffic.values()]
-    homes = at_home(rounds, comparison.summary)
-    numbers = {
-        **summarised(rounds, comparison.summary),
-        **{f"{measure} at {domain}": v for domain, own in homes.items() for measure, v in own.items()},
+    scores = summed(rounds, comparison.summary)
+    costs = {
         "down": fmean(t["down"] for t in moved),
         "up": fmean(t["up"] for t in moved),
         "seconds": fmean(sum(r.seconds.values()) for r in trained),
@@ -116,8 +120,8 @@ def _numbers(rounds: Sequence[Round], comparison: Comparison) -> dict[str, float
     }
     if comparison.target is not None:
         reached = rounds_to_target((r.average for r in trained), comparison.target)
-        numbers |= {} if reached is None else {"reached": reached}
-    return numbers
+        costs |= {} if reached is None else {"reached": reached}
+    return Numbers(scores.domains, scores.own_domains, scores.metrics, costs)
 
 
 def _draw(part: TaskReport, path: Path) -> None:
@@ -132,9 +136,9 @@ def _draw(part: TaskReport, path: Path) -> None:
 
 def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     sheets: list[tuple[str, Sheet | None, str]] = [
-        ("Accuracy on each domain, %", domain_sheet(part.rows, part.domains), NOTE),
+        ("Accuracy on each domain, %", domain_sheet(part.rows, part.domains, part.is_own_data), NOTE),
         *_home_sheets(part),
-        ("Global and personal metrics, %", personal_sheet(part.rows), PERSONAL_NOTE),
+        ("Global and personal metrics, %", personal_sheet(part.rows), personal_note()),
         ("Costs: bytes per round and client, seconds per round", cost_sheet(part.rows, comparison.target), ""),
     ]
     lines = [f"## {part.task}\n", *([f"![{part.task}]({picture})\n"] if part.rounds else [])]
@@ -148,8 +152,8 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
 
 def _home_sheets(part: TaskReport) -> list[tuple[str, Sheet | None, str]]:
     """Where clients have models of their own, what they see at home says more than what all of them see everywhere."""
-    have_homes = any(row.values("own_domain") for row in part.rows)
-    is_needed = have_homes and any(not row.has_public_model or row.values("auc") for row in part.rows)
+    have_homes = any(row.values(metric("own_domain")) for row in part.rows)
+    is_needed = have_homes and any(not row.has_public_model or row.values(metric("auc")) for row in part.rows)
     accuracy, area = (home_sheet(part.rows, part.domains, measure) for measure in ("accuracy", "auc"))
     return [
         ("Accuracy that clients see on their own domain, %", accuracy if is_needed else None, ""),

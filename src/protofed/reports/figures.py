@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from protofed.reports.tables import Row
-from protofed.runs.runner import Round
+from protofed.reports.tables import Row, metric
+from protofed.runs.results import Round
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 
@@ -17,7 +17,7 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
     from matplotlib.ticker import MaxNLocator
 
     seen = (r for seeds in runs.values() for r in seeds[0] if r.is_evaluated)
-    panels = [*dict.fromkeys(domain for r in seen for domain in r.domains), "average"]
+    panels: list[str | None] = [*dict.fromkeys(domain for r in seen for domain in r.domains), None]
     figure = Figure(figsize=(3.1 * len(panels) + 1.2, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     lines = {}
@@ -28,7 +28,7 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
             values = list(zip(*curves, strict=True))
             lines[method] = axis.plot(shown, [fmean(v) for v in values], color=colour, linewidth=1.8)[0]
             axis.fill_between(shown, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-        axis.set_title(plain(panel), fontsize=11, fontweight="bold" if panel == "average" else "normal")
+        axis.set_title(plain(panel or "average"), fontsize=11, fontweight="normal" if panel else "bold")
         axis.set_xlabel("round")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
@@ -46,11 +46,11 @@ def standings(rows: Sequence[Row], path: Path, title: str) -> None:
     """Every method's average, a dot for each seed and a bar for their mean, the best at the top."""
     from matplotlib.figure import Figure
 
-    ended = sorted((row for row in rows if row.seeds), key=lambda row: row.mean("average"))
+    ended = sorted((row for row in rows if row.seeds), key=lambda row: row.mean(metric("average")))
     figure = Figure(figsize=(7.5, 0.26 * len(ended) + 1.2), layout="constrained")
     axis = figure.subplots()
     for height, row in enumerate(ended):
-        values = [100 * value for value in row.values("average")]
+        values = [100 * value for value in row.values(metric("average"))]
         colour = COLOURS[1] if row.is_reference else COLOURS[0]
         axis.barh(height, fmean(values), color=colour, alpha=0.35)
         axis.plot(values, [height] * len(values), "o", color=colour, markersize=3.5)
@@ -64,9 +64,12 @@ def standings(rows: Sequence[Row], path: Path, title: str) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _curve(rounds: Sequence[Round], panel: str) -> list[float]:
-    found = [{**r.domains, **r.metrics} for r in rounds if r.is_evaluated]
-    return [100 * numbers[panel] for numbers in found if panel in numbers]
+def _curve(rounds: Sequence[Round], panel: str | None) -> list[float]:
+    """Percent in the evaluated rounds: of a domain, or of the average if the panel is None."""
+    evaluated = [r for r in rounds if r.is_evaluated]
+    if panel is None:
+        return [100 * r.average for r in evaluated if r.average is not None]
+    return [100 * r.domains[panel]["accuracy"] for r in evaluated if panel in r.domains]
 
 
 def plain(name: str) -> str:

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
-from protofed.runs.runner import Round
+from protofed.runs.results import Round
 
 
 def bar(console: Console) -> Progress:
@@ -27,7 +27,7 @@ def scores(result: Round) -> str:
     """Accuracies in one line, as percent."""
     if result.average is None:
         return ""
-    domains = "  ".join(f"{domain} {100 * value:.1f}" for domain, value in result.domains.items())
+    domains = "  ".join(f"{domain} {100 * scores['accuracy']:.1f}" for domain, scores in result.domains.items())
     return f"{domains}  average {100 * result.average:.1f}"
 
 

@@ -1,35 +1,59 @@
 """Tables of comparisons: methods in rows, mean ± sample standard deviation over seeds in cells."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from protofed.evaluation.evaluate import Scores
+from protofed.metrics.registry import METRICS, Metric
+
 NOTE = (
     "AVG: mean over the domains. Δ: points of AVG above FedAvg. own: what a client sees on its own domain.\n"
     "*: every client has a model of its own, and a domain's accuracy is the mean over them."
 )
-PERSONAL_NOTE = (
-    "GM: the public model on all test sets together. PM(V), PM(L): clients' own models there, on the classes that\n"
-    "the client has and with classes weighted as in its data. Acc, MF1, I_local: own models on test sets with the\n"
-    "client's own label proportions. HM: harmonic mean of GM and I_local. Own models are those that clients have just\n"
-    "trained."
-)
-PERSONAL = {
-    "global": "GM",
-    "owned": "PM(V)",
-    "proportional": "PM(L)",
-    "accuracy": "Acc",
-    "macro_f1": "MF1",
-    "local_index": "I_local",
-    "harmonic_mean": "HM",
-}
-"""Names of metrics in the papers."""
 COSTS = (("down", 1e-3), ("up", 1e-3), ("seconds", 1.0))
 """What is counted, and its unit in the table."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a report says of one run that came to its end."""
+
+    domains: Mapping[str, Scores] = field(default_factory=dict)
+    own_domains: Mapping[str, Scores] = field(default_factory=dict)
+    metrics: Scores = field(default_factory=dict)
+    """By id."""
+    costs: Scores = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: where its numbers are."""
+
+    key: str
+    """What published numbers call it."""
+    read: Callable[[Numbers], float | None]
+
+
+def metric(key: str) -> Column:
+    """A metric of METRICS by its id."""
+    return Column(key, lambda numbers: numbers.metrics.get(key))
+
+
+def on_domain(domain: str, name: str = "accuracy") -> Column:
+    return Column(domain, lambda numbers: numbers.domains.get(domain, {}).get(name))
+
+
+def on_own_domain(domain: str, name: str) -> Column:
+    return Column(domain, lambda numbers: numbers.own_domains.get(domain, {}).get(name))
+
+
+def cost(name: str) -> Column:
+    return Column(name, lambda numbers: numbers.costs.get(name))
 
 
 @dataclass(frozen=True)
@@ -37,25 +61,25 @@ class Row:
     """One method on one task."""
 
     label: str
-    seeds: Sequence[Mapping[str, float]]
-    """For each seed that came to its end: accuracy per domain, metrics, and costs."""
+    seeds: Sequence[Numbers]
+    """Of each seed that came to its end."""
     has_public_model: bool = True
     is_reference: bool = False
     """Whether gains are over this one."""
     published: Mapping[str, float] | None = None
-    """Percent."""
+    """Percent, by domain or by a metric's id."""
 
     @property
     def name(self) -> str:
         return self.label if self.has_public_model else f"{self.label}*"
 
-    def mean(self, column: str) -> float:
+    def mean(self, column: Column) -> float:
         return fmean(self.values(column))
 
-    def values(self, column: str) -> list[float]:
-        return [seed[column] for seed in self.seeds if column in seed]
+    def values(self, column: Column) -> list[float]:
+        return [value for value in map(column.read, self.seeds) if value is not None]
 
-    def cell(self, column: str) -> str:
+    def cell(self, column: Column) -> str:
         """Percent, mean ± sample standard deviation; a dash for what a method does not have."""
         values = [100 * value for value in self.values(column)]
         if not values:
@@ -94,49 +118,67 @@ def _in_a_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def domain_sheet(rows: Sequence[Row], domains: Sequence[str]) -> Sheet:
-    """In the papers' layout: domains, their average, the gain over FedAvg; published numbers in a row below ours."""
-    columns = [*domains, "average"]
-    own = ["own_domain"] if any(row.values("own_domain") for row in rows) else []
-    header = ["method", *domains, "AVG", "Δ", *["own"] * len(own)]
+def domain_sheet(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool = False) -> Sheet:
+    """In the papers' layout: domains, their average, the gain over FedAvg; published numbers in a row below ours. For a
+    user's own data also the balanced accuracy, and what naming the most frequent class would give."""
+    columns = [*map(on_domain, domains), metric("average")]
+    more = ["own_domain", *(["balanced_accuracy", "majority_rate"] if is_own_data else [])]
+    shown = [name for name in more if any(row.values(metric(name)) for row in rows)]
+    labels = {one.id: one.label for one in METRICS}
+    header = ["method", *domains, "AVG", "Δ", *(labels[name] for name in shown)]
     lines = []
     for row in rows:
-        lines.append([row.name, *map(row.cell, columns), _gain(row, rows, domains), *map(row.cell, own)])
-        if row.published and row.published.keys() & set(columns):
-            lines.append([f"*{row.label}, published*", *_published(row, columns), "", *[""] * len(own)])
+        extra = [row.cell(metric(name)) for name in shown]
+        lines.append([row.name, *map(row.cell, columns), _gain(row, rows, domains), *extra])
+        if row.published and row.published.keys() & {column.key for column in columns}:
+            lines.append([f"*{row.label}, published*", *_published(row, columns), "", *[""] * len(shown)])
     return Sheet(header, lines)
 
 
 def home_sheet(rows: Sequence[Row], domains: Sequence[str], measure: str) -> Sheet | None:
     """What clients see on their own domain; None if nothing was measured there."""
-    columns = [f"{measure} at {domain}" for domain in domains]
-    shown = [
-        (domain, column) for domain, column in zip(domains, columns, strict=True) if any(r.values(column) for r in rows)
-    ]
+    columns = [on_own_domain(domain, measure) for domain in domains]
+    shown = [column for column in columns if any(row.values(column) for row in rows)]
     if not shown:
         return None
-    header = ["method", *(domain for domain, _ in shown), "mean"]
-    total = {"accuracy": "own_domain", "auc": "auc"}[measure]
-    return Sheet(header, [[row.name, *(row.cell(column) for _, column in shown), row.cell(total)] for row in rows])
+    total = metric({"accuracy": "own_domain", "auc": "auc"}[measure])
+    lines = [[row.name, *map(row.cell, shown), row.cell(total)] for row in rows]
+    return Sheet(["method", *(column.key for column in shown), "mean"], lines)
+
+
+def personal_metrics() -> list[Metric]:
+    """What the table of global and personal metrics shows."""
+    groups = [one for one in METRICS if one.group in ("public", "personal") and one.is_shown]
+    return [*groups, *(one for one in METRICS if one.id == "harmonic_mean")]
+
+
+def personal_note() -> str:
+    said = ". ".join(f"{one.label}: {one.note}" for one in personal_metrics())
+    return f"{said}. Own models are those that clients have just trained."
 
 
 def personal_sheet(rows: Sequence[Row]) -> Sheet | None:
     """The metrics of clients' own models; None if they were not measured."""
-    if not any(row.values("local_index") for row in rows):
+    if not any(row.values(metric("personal.local_index")) for row in rows):
         return None
+    columns = [metric(one.id) for one in personal_metrics()]
     lines = []
     for row in rows:
-        lines.append([row.name, *map(row.cell, PERSONAL)])
-        if row.published and row.published.keys() & PERSONAL.keys():
-            lines.append([f"*{row.label}, published*", *_published(row, list(PERSONAL))])
-    return Sheet(["method", *PERSONAL.values()], lines)
+        lines.append([row.name, *map(row.cell, columns)])
+        if row.published and row.published.keys() & {column.key for column in columns}:
+            lines.append([f"*{row.label}, published*", *_published(row, columns)])
+    return Sheet(["method", *(one.label for one in personal_metrics())], lines)
 
 
 def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
     """What a round moves and takes, how many replies were left out, and how soon a target was reached."""
     header = ["method", "kB down", "kB up", "s per round", "replies left out"]
     lines = [
-        [row.name, *(f"{scale * row.mean(c):.1f}" if row.seeds else "failed" for c, scale in COSTS), _left_out(row)]
+        [
+            row.name,
+            *(f"{scale * row.mean(cost(c)):.1f}" if row.seeds else "failed" for c, scale in COSTS),
+            _left_out(row),
+        ]
         for row in rows
     ]
     if target is not None:
@@ -150,17 +192,19 @@ def _gain(row: Row, rows: Sequence[Row], domains: Sequence[str]) -> str:
     reference = next((r for r in rows if r.is_reference and r.seeds), None)
     if reference is None or row is reference or not row.seeds:
         return "–"
-    if any(bool(row.values(domain)) != bool(reference.values(domain)) for domain in domains):
+    if any(bool(row.values(on_domain(d))) != bool(reference.values(on_domain(d))) for d in domains):
         return "–"
-    return f"{100 * (row.mean('average') - reference.mean('average')):+.1f}"
+    average = metric("average")
+    return f"{100 * (row.mean(average) - reference.mean(average)):+.1f}"
 
 
-def _published(row: Row, columns: Sequence[str]) -> list[str]:
-    return [f"{row.published[c]:.1f}" if row.published and c in row.published else "" for c in columns]
+def _published(row: Row, columns: Sequence[Column]) -> list[str]:
+    published = row.published or {}
+    return [f"{published[c.key]:.1f}" if c.key in published else "" for c in columns]
 
 
 def _left_out(row: Row) -> str:
-    return f"{sum(row.values('left_out')):.0f}" if row.seeds else "failed"
+    return f"{sum(row.values(cost('left_out'))):.0f}" if row.seeds else "failed"
 
 
 def _rounds(row: Row) -> str:
@@ -169,5 +213,5 @@ def _rounds(row: Row) -> str:
     return ", ".join(_reached(seed) for seed in row.seeds) + published
 
 
-def _reached(seed: Mapping[str, float]) -> str:
-    return f"{seed['reached']:.0f}" if "reached" in seed else "not reached"
+def _reached(seed: Numbers) -> str:
+    return f"{seed.costs['reached']:.0f}" if "reached" in seed.costs else "not reached"

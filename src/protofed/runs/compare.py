@@ -23,7 +23,7 @@ from protofed.runs.config.config import Config
 from protofed.runs.config.schema import nearest
 from protofed.runs.config.toml import Place, Table, document
 from protofed.runs.config.toml_locations import Key
-from protofed.runs.runner import Summary
+from protofed.runs.results import Summary
 
 KEYS = ("title", "source", "seeds", "summary", "target", "common", "tasks", "methods", "small", "published")
 

@@ -11,7 +11,8 @@ from protofed.methods import METHODS
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.runs.config.config import Config, EvaluationSettings, SavingSettings, checked
 from protofed.runs.config.schema import chosen
-from protofed.runs.runner import Observer, Result, execute
+from protofed.runs.results import Result
+from protofed.runs.runner import Observer, execute
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder
 from protofed.tasks import TASKS

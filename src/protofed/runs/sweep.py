@@ -15,7 +15,8 @@ from pathlib import Path
 
 from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
-from protofed.runs.runner import Round, execute, parsed
+from protofed.runs.results import Round, parsed
+from protofed.runs.runner import execute
 from protofed.runs.store.folder import RunFolder
 
 log = logging.getLogger(__name__)

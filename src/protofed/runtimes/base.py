@@ -1,25 +1,27 @@
 """What the engine hands to a runtime, and what comes back."""
 
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
+from protofed import tree
 from protofed.api.contexts import ClientContext, Reply
-from protofed.api.method import Step
+from protofed.api.evaluation import Evaluation, TestSets
+from protofed.api.method import Method, Step
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task
+from protofed.errors import RunFailed
+from protofed.nn.networks import Networks
+from protofed.runtimes.client_store import ClientStore, Receipt
 from protofed.runtimes.divergence import Diverged
-from protofed.tree import Tree
-
-if TYPE_CHECKING:
-    from protofed.engine.federation import Federation
+from protofed.tree import Tree, record
 
 
 class Reason(StrEnum):
@@ -49,8 +51,8 @@ class Reason(StrEnum):
     PROTO_WITHOUT_COUNT = "PROTO_WITHOUT_COUNT"
 
 
-TROUBLES = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.STALE_ROUND, Reason.DUPLICATE}
-"""What may befall an honest client; all other reasons are found wrong with what it sent."""
+NOT_THE_CLIENTS_FAULT = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.STALE_ROUND, Reason.DUPLICATE}
+"""Failures that are not the client's fault. All other reasons are found in what it sent."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,18 @@ class Ticket:
     """The digest of what was asked for, names, types and shapes."""
 
 
+TestKind = Literal["none", "domains", "all"]
+"""No test sets, those of the domains, or also the client's own."""
+
 NO_TICKET = Ticket("", 0, "", 0, "")
+
+
+@record
+class Evaluated:
+    """An upload together with how its client's new model does."""
+
+    upload: Tree
+    evaluation: Evaluation
 
 
 @dataclass(frozen=True)
@@ -82,27 +95,97 @@ class Job:
 
     client: ClientId
     step: Step[Any, Any, Any]
-    local: ClientContext
+    context: ClientContext
     message: Tree
-    memory: Tree | None
-    """None for a client that has never taken part."""
-    init_memory: Callable[[ClientContext, Tree], Tree]
+    receipt: Receipt | None
+    """Of the state that the client goes on from; None for a client that has never taken part."""
+    method: Method[Any, Any, Any, Any]
+    tests: TestKind = "none"
+    """The test sets that the step sees."""
+    evaluates: bool = False
+    """Whether the client judges the model that it has trained: then its upload is an `Evaluated`."""
+    encode: Callable[[Tree], Tree] = lambda upload: upload
+    """What is done to the upload before it leaves the client."""
     deadline: float = inf
     """On the monotonic clock: nobody waits for the reply any longer."""
     ticket: Ticket = NO_TICKET
     """For runtimes whose clients are elsewhere: what they must say that they answer."""
 
-    def start(self) -> Coroutine[Any, Any, Reply[Any, Any]]:
-        memory = self.init_memory(self.local, self.message) if self.memory is None else self.memory
-        return self.step(self.local, self.message, memory)
+    def memory(self, store: ClientStore) -> Tree:
+        """What the client remembers when the step begins."""
+        if self.receipt is None:
+            return self.method.init_memory(self.context, self.message)
+        return store.load(self.client, self.receipt)
+
+    async def start(self, memory: Tree) -> Reply[Any, Any]:
+        """The step, and what follows it at the client."""
+        reply = await self.step(self.context, self.message, memory)
+        if not isinstance(reply, Reply):
+            raise TypeError(f"a step ends with a Reply, not with {type(reply).__name__}")
+        upload = self.encode(reply.upload)
+        if not self.evaluates:
+            return replace(reply, upload=upload)
+        params = self.method.trained_weights(reply.upload, reply.memory)
+        evaluation = await self.method.evaluate(self.context, params, self.message, reply.memory)
+        return Reply(Evaluated(upload, evaluation), reply.memory)
+
+    def finished(self, reply: Reply[Any, Any], before: Tree, store: ClientStore) -> "Answer | Failure":
+        """What the server is given: the upload, and a receipt of what the client keeps."""
+        bad = non_finite(reply.memory)
+        if bad:
+            return Failure(self.client, Reason.NON_FINITE, f"its memory, {bad}, holds values that are not finite")
+        if self.receipt is not None:
+            refuse_change(before, reply.memory, f"memory of {self.client}")
+        is_same = self.receipt is not None and (reply.memory is before or self._is_unchanged(before, reply.memory))
+        return Answer(reply.upload, self.receipt if is_same else store.keep(self.client, reply.memory))
+
+    def _is_unchanged(self, before: Tree, after: Tree) -> bool:
+        """Whether a step at the end of a run left its client's state as it was, if only a copy came back."""
+        return self.ticket.phase == "finish" and all(map(torch.equal, tree.leaves(before), tree.leaves(after)))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a step."""
+
+    upload: Tree
+    receipt: Receipt | None
+    """Of what the client keeps from now on, if the round counts."""
+
+
+Outcome = tuple[ClientId, "Answer | Failure"]
+
+
+class Host(Protocol):
+    """What a runtime knows of the federation that it works for."""
+
+    @property
+    def method(self) -> Method[Any, Any, Any, Any]: ...
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def ids(self) -> Sequence[ClientId]: ...
+
+    def networks_of(self, client: ClientId) -> Networks: ...
+
+    def client_context(self, client: ClientId, round: int, phase: str = ..., run: int = ...) -> ClientContext: ...
+
+    def test_sets(self, client: ClientId, kind: "TestKind") -> TestSets: ...
+
+    def encoded(self, upload: Tree) -> Tree: ...
 
 
 class Runtime(Protocol):
+    store: ClientStore
+    """Where the states of its clients are."""
+
     @property
     def device(self) -> torch.device:
         """Where a federation's tensors live."""
 
-    def open(self, federation: "Federation") -> AbstractContextManager[None]:
+    def open(self, host: Host) -> AbstractContextManager[None]:
         """Makes ready to work for a federation, which does all it does within this; entered again for every phase."""
 
     def close(self) -> None:
@@ -111,22 +194,14 @@ class Runtime(Protocol):
     def placed(self, task: Task) -> Task:
         """The task with its data where this runtime wants them."""
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
-        """Does the jobs and gives back each client's reply or failure, in any order."""
-
-    def answer(self, request: Request[Any]) -> Any:
-        """Does what one request asks, for the server."""
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Does the jobs and gives back each client's answer or failure, in any order."""
 
     def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """Does what independent requests ask."""
 
-
-def checked_reply(client: ClientId, reply: Any) -> Reply[Any, Any] | Failure:
-    """What a step ended with, if that is a reply."""
-    if isinstance(reply, Reply):
-        return reply
-    detail = f"TypeError: a step ends with a Reply, not with {type(reply).__name__}"
-    return Failure(client, Reason.CLIENT_ERROR, detail)
+    def for_server(self) -> Callable[[Request[Any]], Any]:
+        """Answers the server's own requests. No client's data can be reached from it."""
 
 
 def failure_of(client: ClientId, error: Exception) -> Failure:
@@ -140,3 +215,20 @@ def failure_of(client: ClientId, error: Exception) -> Failure:
         # guard: no-value-example-failure
         f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno}, {last.name})",
     )
+
+
+def non_finite(value: Tree) -> str:
+    """Where a record holds values that are not finite; empty if nowhere."""
+    leaves = tree.named_leaves(value)
+    floats = {path: leaf for path, leaf in leaves.items() if leaf.is_floating_point() and leaf.numel()}
+    if tree.norms(floats.values(), torch.inf).isfinite().all():
+        return ""
+    return next(path for path, leaf in floats.items() if not leaf.isfinite().all())
+
+
+def refuse_change(before: Tree | None, after: Tree, what: str) -> None:
+    """A record that changes its structure could be saved but not be loaded."""
+    if before is not None:
+        changed = sorted(tree.named_leaves(before).keys() ^ tree.named_leaves(after).keys())
+        if changed:
+            raise RunFailed(f"the method changed the structure of the {what}: {', '.join(changed)} came or went")

@@ -6,7 +6,7 @@ It defines what every other runtime must reproduce.
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,19 +14,17 @@ from torch import Tensor
 from protofed import tree
 from protofed.api.contexts import Reply
 from protofed.api.requests import Fit, Map, Objective, Request, Total
-from protofed.api.task import ClientId, Task
+from protofed.api.task import Task
 from protofed.data.batches import Batch, batch_at, evaluation_plan, training_plan
 from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Gradient
-from protofed.runtimes.base import Failure, Job, checked_reply, failure_of
+from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, failure_of
+from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.device import CPU, Residence, working
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.malloc import keep_freed_memory
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
-
-if TYPE_CHECKING:
-    from protofed.engine.federation import Federation
 
 T = TypeVar("T")
 
@@ -40,9 +38,10 @@ class Sequential:
         self.device = torch.device(device)
         self.precision = precision
         self.deterministic = deterministic
+        self.store: ClientStore = InMemoryStore()
         self._residence = Residence(self.device)
 
-    def open(self, federation: "Federation") -> AbstractContextManager[None]:
+    def open(self, host: Host) -> AbstractContextManager[None]:
         keep_freed_memory()
         return working(self.device, self.precision, self.deterministic)
 
@@ -52,12 +51,24 @@ class Sequential:
     def placed(self, task: Task) -> Task:
         return task if self.device == CPU else self._residence.placed(task)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         for job in jobs:
-            try:
-                yield job.client, checked_reply(job.client, self._drive(job.start()))
-            except Exception as error:  # whatever goes wrong at a client concerns that client only
-                yield job.client, failure_of(job.client, error)
+            yield job.client, self._outcome(job)
+
+    def _outcome(self, job: Job) -> Answer | Failure:
+        try:
+            before = job.memory(self.store)
+            reply = self.reply(job, before)
+        except Exception as error:  # whatever goes wrong at a client concerns that client only
+            return failure_of(job.client, error)
+        return job.finished(reply, before, self.store)
+
+    def reply(self, job: Job, memory: Tree) -> Reply[Any, Any]:
+        """What a step ends with that begins with this memory."""
+        return self._drive(job.start(memory))
+
+    def for_server(self) -> Callable[[Request[Any]], Any]:
+        return Sequential(str(self.device), self.precision, self.deterministic).answer
 
     def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
         return [self.answer(request) for request in requests]

@@ -8,7 +8,7 @@ import torch
 from protofed.api.method import Method, validate
 from protofed.api.task import Task
 from protofed.engine.federation import Training
-from protofed.evaluation.local_tests import is_testable
+from protofed.engine.test_sets import is_testable
 from protofed.runs.config.schema import Problem
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings

@@ -117,7 +117,7 @@ class Config:
         return Experiment(
             federation,
             evaluate_every=self.evaluation.every,
-            judge_clients_every=self.evaluation.clients,
+            evaluate_clients_every=self.evaluation.clients,
             threads=self.runtime.threads,
             config=self.toml(),
             identity=self.identity,

@@ -17,8 +17,8 @@ import json
 import logging
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,15 @@ from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.errors import RunFailed
 from protofed.runs.store import disk
-from protofed.runs.store.client_state import Memories, Saved, Shard, Shelf
+from protofed.runs.store.client_state import Saved, SavedStore, Shard
+from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.device import moved
 from protofed.tree import Tree
 from protofed.version import __version__
 
 log = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2  # guard: checkpoint-before-kept
 SERVER, ROUNDS, MANIFEST, MEMORIES = "server.safetensors", "rounds.jsonl", "manifest", "memories"
 
@@ -51,22 +52,51 @@ class Checkpoint:
     """The lines of rounds.jsonl up to here."""
 
 
-def save(folder: Path, checkpoint: Checkpoint, federation: Federation, identity: str) -> Saved:
-    """Writes a checkpoint, whose memories must be `shelved`; if that fails, the ones before it are untouched. Gives the
-    memories that are on the disk now and were not before."""
-    state = checkpoint.state
-    assert isinstance(state.memories, Memories), "a state is shelved before it is saved"
-    fresh = dict(state.memories.fresh)
-    kept = wire.encode(fresh) if fresh else b""
+def save(folder: Path, checkpoint: Checkpoint, federation: Federation, identity: str) -> Saved | None:
+    """Writes a checkpoint; if that fails, the ones before it are untouched. What is in a file now that was in none."""
+    return write(folder, prepared(checkpoint, federation, identity))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checkpoint, ready to be written by another thread while the run goes on."""
+
+    checkpoint: Checkpoint
+    manifest: Callable[[Mapping[str, bytes], Shard], bytes]
+    states: Mapping[ClientId, Tree]
+    """Of clients, those that are in no file yet."""
+    receipts: Mapping[ClientId, Receipt]
+    """Of these."""
+
+
+def prepared(checkpoint: Checkpoint, federation: Federation, identity: str) -> Prepared:
+    state, store = checkpoint.state, federation.runtime.store
+    if not isinstance(store, SavedStore):  # clients elsewhere keep their states themselves
+
+        def receipts_only(files: Mapping[str, bytes], shard: Shard) -> bytes:
+            return _manifest(files, {}, state, federation, identity, dict(state.receipts))
+
+        return Prepared(checkpoint, receipts_only, {}, {})
+    states, before = store.unsaved(state.receipts), store.shards(state.receipts)
+
+    def with_shards(files: Mapping[str, bytes], shard: Shard) -> bytes:
+        return _manifest(files, {**before, **dict.fromkeys(states, shard)}, state, federation, identity, {})
+
+    return Prepared(checkpoint, with_shards, states, {client: state.receipts[client] for client in states})
+
+
+def write(folder: Path, ready: Prepared) -> Saved | None:
+    """Writes a prepared checkpoint."""
+    state, states = ready.checkpoint.state, dict(ready.states)
+    kept = wire.encode(states) if states else b""
     shard = Shard(f"{state.round:06d}.safetensors", hashlib.sha256(kept).hexdigest())
-    files = {SERVER: wire.encode(state.server), ROUNDS: checkpoint.rounds.encode()}
-    shards = {**state.memories.shards, **dict.fromkeys(fresh, shard)}
-    files[MANIFEST] = _manifest(files, shards, state, federation, identity)
+    files = {SERVER: wire.encode(state.server), ROUNDS: ready.checkpoint.rounds.encode()}
+    files[MANIFEST] = ready.manifest(files, shard)
     target = folder / f"{state.round:06d}"
     try:
         disk.make(folder)
         disk.make(folder / MEMORIES)
-        if fresh:  # guard: memories-before-checkpoint-names-them
+        if states:  # guard: memories-before-checkpoint-names-them
             disk.put(folder / MEMORIES / shard.name, kept)  # guard: memories-before-checkpoint-names-them
         disk.put_folder(target, files)  # guard: memories-before-checkpoint-names-them
     except OSError as error:  # guard: swallowed-permissionerror
@@ -74,14 +104,12 @@ def save(folder: Path, checkpoint: Checkpoint, federation: Federation, identity:
         _tidy(folder)  # guard: failed-save-cleaned-up
         raise RunFailed(_could_not_save(folder, target, size, error)) from error  # guard: failed-save-said
     _tidy(folder)
-    return Saved(fresh, shard)
+    return Saved(ready.receipts, shard)
 
 
-def shelved(folder: Path, state: State, federation: Federation) -> State:
-    """The state with memories that can be put away."""
-    if isinstance(state.memories, Memories):
-        return state
-    return replace(state, memories=Memories(_shelf(folder, state, federation), {}, state.memories))
+def saved_store(folder: Path, federation: Federation) -> SavedStore:
+    """The store of a run's clients, which its checkpoints read and write."""
+    return SavedStore(folder / MEMORIES, federation.initial_client_state, federation.runtime.device)
 
 
 def load(
@@ -122,22 +150,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         ) from error
 
 
-def _shelf(folder: Path, state: State, federation: Federation) -> Shelf:
-    server = state.server
-
-    def like(client: ClientId) -> Tree:
-        message = federation.method.message_for(server, client)
-        return federation.method.init_memory(federation.client_context(client, state.round), message)
-
-    return Shelf(folder / MEMORIES, like, federation.runtime.device)
-
-
 def _manifest(
     files: Mapping[str, bytes],
     shards: Mapping[ClientId, Shard],
     state: State,
     federation: Federation,
     identity: str,
+    receipts: Mapping[ClientId, str],
 ) -> bytes:
     """One line of JSON and one line with its SHA-256."""
     clients = defaultdict(list)
@@ -151,6 +170,7 @@ def _manifest(
         "networks": _networks(federation),
         "strikes": dict(state.strikes),
         "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        "receipts": dict(receipts),
         "memories": {s.name: {"sha256": s.sha256, "clients": own} for s, own in clients.items()},
     }
     line = json.dumps(facts).encode()
@@ -183,18 +203,23 @@ def _read(path: Path, federation: Federation, identity: str, allowed: Collection
     files = {name: _checked(path / name, digest) for name, digest in manifest["files"].items()}
     shards = _checked_shards(path.parent, manifest)  # guard: checks-before-parsing
     # guard: checks-before-parsing
-    method, central = federation.method, federation.server_context(manifest["round"], "load")
     # guard: checks-before-parsing
-    server = moved(wire.decode(files[SERVER], method.init_server(central)), federation.runtime.device)
-    state = State(manifest["round"], server, {}, strikes=manifest["strikes"])
-    state = replace(state, memories=Memories(_shelf(path.parent, state, federation), shards, {}))
+    server = moved(wire.decode(files[SERVER], federation.initial_server), federation.runtime.device)
+    store = federation.runtime.store
+    receipts = {client: Receipt(receipt) for client, receipt in manifest["receipts"].items()}
+    if isinstance(store, SavedStore):
+        receipts = store.restored(shards)
+    state = State(manifest["round"], server, receipts, strikes=manifest["strikes"])
     return Checkpoint(state, files[ROUNDS].decode())
 
 
 def _refuse_others(path: Path, manifest: Mapping[str, Any], federation: Federation, allowed: Collection[str]) -> None:
     """Refuses what other networks or another version has written."""
     if manifest["format"] != FORMAT:  # guard: other-formats
-        raise RunFailed(f"{path} has format {manifest['format']}, and this version of protofed reads {FORMAT}")
+        raise RunFailed(
+            f"{path} has format {manifest['format']}, and this version of protofed reads {FORMAT}: it was saved by "
+            f"protofed {manifest['protofed']}; go on with that version, or start the run afresh in another folder"
+        )
     if manifest["protofed"] != __version__ and "protofed" not in allowed:  # guard: other-versions
         raise RunFailed(
             f"{path} was saved by protofed {manifest['protofed']}, and this is {__version__}, which may compute "

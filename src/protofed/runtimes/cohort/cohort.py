@@ -9,29 +9,27 @@ import logging
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Coroutine, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
-from protofed.api.contexts import Reply
 from protofed.api.requests import Fit, Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
 from protofed.nn.precision import Precision
-from protofed.runtimes.base import Failure, Job, checked_reply, failure_of
+from protofed.runtimes.base import Host, Job, Outcome, failure_of
+from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.cohort.buffers import Buffers, are_common, identity
 from protofed.runtimes.cohort.executors import EXECUTORS, ExecutorName, Stacked, Streams
 from protofed.runtimes.cohort.lowering import Loop, Lowering
 from protofed.runtimes.device import Residence, on, unplaced
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.sequential import Sequential
-
-if TYPE_CHECKING:
-    from protofed.engine.federation import Federation
+from protofed.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +71,8 @@ class Cohort:
         self.precision = precision
         self._executor = executor
         self._reference = Sequential(str(self.device), precision, deterministic)
+        self.store: ClientStore = InMemoryStore()
+        self._settings = (str(self.device), precision, executor, deterministic)
         self._residence = Residence(self.device)
         self._loops = Lowering(precision)
         self._programs: OrderedDict[Hashable, Executor] = OrderedDict()
@@ -84,8 +84,8 @@ class Cohort:
 
     # ---- what every runtime does
 
-    def open(self, federation: "Federation") -> AbstractContextManager[None]:
-        return self._reference.open(federation)
+    def open(self, host: Host) -> AbstractContextManager[None]:
+        return self._reference.open(host)
 
     def close(self) -> None:
         self._programs.clear()
@@ -95,7 +95,10 @@ class Cohort:
     def placed(self, task: Task) -> Task:
         return self._residence.placed(task)
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
+    def for_server(self) -> Callable[[Request[Any]], Any]:
+        return Cohort(*self._settings).answer
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)
         while some := list(islice(waiting, MOST_CLIENTS)):
             yield from self._together(some)
@@ -113,23 +116,24 @@ class Cohort:
 
     # ---- clients
 
-    def _together(self, jobs: Sequence[Job]) -> Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]:
+    def _together(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """Advances every client to its next request, answers all of them, and so on."""
-        steps: dict[ClientId, Coroutine[Any, Any, Any]] = {}
+        steps: dict[ClientId, tuple[Job, Tree, Coroutine[Any, Any, Any]]] = {}
         answers: dict[ClientId, Any] = {}
         for job in jobs:
             try:
-                steps[job.client], answers[job.client] = job.start(), None
+                memory = job.memory(self.store)
+                steps[job.client], answers[job.client] = (job, memory, job.start(memory)), None
             except Exception as error:
                 yield job.client, failure_of(job.client, error)
         while answers:
             requests: dict[ClientId, Request[Any]] = {}
             for client, answer in answers.items():
-                step = steps[client]
+                job, memory, step = steps[client]
                 try:
                     requests[client] = step.throw(answer) if isinstance(answer, Exception) else step.send(answer)
                 except StopIteration as end:
-                    yield client, checked_reply(client, end.value)
+                    yield client, job.finished(end.value, memory, self.store)
                 except Exception as error:  # whatever goes wrong at a client concerns that client only
                     yield client, failure_of(client, error)
             answers = dict(zip(requests, self._answered(list(requests.values())), strict=True))

@@ -1,12 +1,12 @@
-"""The metrics of the papers, as functions of confusion matrices and label counts; shares in [0, 1], all in float64.
+"""The metrics of the papers, as functions of confusion matrices and label counts. Shares in [0, 1], in float64.
 
-A confusion matrix (C, C) has a row for each true class and a column for each predicted one, as `Method.confusion`
-gives it. `counts` (C,) are a client's training examples of each class.
+A confusion matrix (C, C) has a row for each true class and a column for each predicted one. `counts` (C,) are a
+client's training examples of each class.
 
 FedPC (GM, PM(V), PM(L)) judges models on one test set for all, and takes the plain mean over the clients that took
-part: GM is `top1` of the server's model, PM(V) the mean of `owned_accuracy`, PM(L) that of `proportional_accuracy`.
-pFedCSPC judges clients on test sets of their own: `local_index`, whose mean is combined with the global model's `top1`
-by `harmonic_mean`.
+part: GM is `accuracy` of the server's model, PM(V) the mean of `owned_accuracy`, PM(L) that of `proportional_accuracy`.
+pFedCSPC judges clients on test sets of their own: `local_index`, whose mean is combined with the global model's
+accuracy by `harmonic_mean`.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ def weighted_accuracy(confusion: Tensor, weight: Tensor) -> float:
     return ((weight * correct).sum() / judged).item()
 
 
-def top1(confusion: Tensor) -> float:
+def accuracy(confusion: Tensor) -> float:
     """The share of examples that were classified right; GM of FedPC, ACC_global and Acc of pFedCSPC."""
     return weighted_accuracy(confusion, torch.ones(len(confusion)))
 
@@ -52,6 +52,21 @@ def macro_f1(confusion: Tensor) -> float:
     return (2 * correct / (truth + predicted))[is_present].mean().item()
 
 
+def balanced_accuracy(confusion: Tensor) -> float:
+    """The unweighted mean of each class's accuracy, over the classes that the test set has."""
+    correct, truth = confusion.diagonal().double(), confusion.double().sum(1)
+    is_present = truth > 0
+    if not is_present.any():
+        raise BadInput("no balanced accuracy: the test set has no examples")
+    return (correct[is_present] / truth[is_present]).mean().item()
+
+
+def majority_rate(confusion: Tensor) -> float:
+    """The share of the most frequent class: the accuracy of predicting nothing else."""
+    truth = confusion.double().sum(1)
+    return (truth.max() / truth.sum()).item()
+
+
 def harmonic_mean(a: float, b: float) -> float:
     """2ab / (a + b), and 0 where both are 0; HM of pFedCSPC for ACC_global and I_local."""
     return 2 * a * b / (a + b) if a + b else 0.0
@@ -59,7 +74,7 @@ def harmonic_mean(a: float, b: float) -> float:
 
 def local_index(confusion: Tensor) -> float:
     """I_local of one client, Eq. (20) of pFedCSPC: the harmonic mean of accuracy and macro-F1 on its own test set."""
-    return harmonic_mean(top1(confusion), macro_f1(confusion))
+    return harmonic_mean(accuracy(confusion), macro_f1(confusion))
 
 
 def rounds_to_target(rounds: Iterable[float | None], target: float) -> int | None:
@@ -67,5 +82,20 @@ def rounds_to_target(rounds: Iterable[float | None], target: float) -> int | Non
 
     `rounds` has an entry for every round, None for one that was not evaluated.
     """
-    reached = (t for t, accuracy in enumerate(rounds, 1) if accuracy is not None and accuracy >= target)
+    reached = (t for t, value in enumerate(rounds, 1) if value is not None and value >= target)
     return next(reached, None)
+
+
+def area(scores: Tensor, labels: Tensor) -> float | None:
+    """The area under the ROC curve for scores (N,) and labels 0 and 1 (N,); None where it has no meaning.
+
+    It is the chance that an example of class 1 has a higher score than one of class 0, ties counted half.
+    """
+    positive, negative = scores[labels == 1].double(), scores[labels == 0].double()
+    if not len(positive) or not len(negative) or scores.isnan().any():
+        return None
+    negative = negative.sort().values
+    below = torch.searchsorted(negative, positive)  # (P,), negatives with a lower score
+    up_to = torch.searchsorted(negative, positive, right=True)
+    wins = (below + up_to).sum().item() / 2
+    return wins / (len(positive) * len(negative))

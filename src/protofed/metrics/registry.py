@@ -1,0 +1,127 @@
+"""METRICS: every number that a run reports, in one place: its name, what it means, and how it is computed.
+
+A metric belongs to a group, which says what was judged:
+
+    domain     a model on the test set of one domain
+    public     the public model on all test sets together
+    personal   a client's own model, right after training; reports show the mean over clients
+    summary    made of the others
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any, Literal
+
+from torch import Tensor
+
+from protofed.metrics import formulas
+
+Group = Literal["domain", "public", "personal", "summary"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    group: Group
+    name: str
+    label: str
+    """The head of its column."""
+    note: str
+    compute: Callable[[Any], float | None]
+    """Of a group's own input; None where the metric has no meaning."""
+    is_shown: bool = True
+    """Whether tables have a column for it; results always hold it."""
+
+    @property
+    def id(self) -> str:
+        """Its name in tables and in published numbers, such as `personal.owned`; those of `summary` need no prefix."""
+        return self.name if self.group == "summary" else f"{self.group}.{self.name}"
+
+
+@dataclass(frozen=True)
+class DomainJudgement:
+    """One model on one domain's test set: the input of `domain` metrics."""
+
+    confusion: Tensor  # (C, C)
+    area: float | None = None
+    """Under the ROC curve, for tasks of two classes."""
+
+
+@dataclass(frozen=True)
+class PersonalJudgement:
+    """One client's own model: the input of `personal` metrics."""
+
+    pooled: Tensor  # (C, C), confusion on all test sets together
+    own: Tensor  # (C, C), confusion on the client's own test set
+    counts: Tensor  # (C,), the client's training examples of each class
+
+
+@dataclass(frozen=True)
+class RoundJudgement:
+    """Everything that was measured in a round: the input of `summary` metrics."""
+
+    domains: Mapping[str, Mapping[str, float]]
+    own_domains: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What the clients of each domain see there, mean over them."""
+    clients_at_home: tuple[Mapping[str, float], ...] = ()
+    """What each client that has a domain sees there."""
+    public: Mapping[str, float] = field(default_factory=dict)
+    personal: Mapping[str, float] = field(default_factory=dict)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
+
+
+def _harmonic(judged: RoundJudgement) -> float | None:
+    if "accuracy" not in judged.public or "local_index" not in judged.personal:
+        return None
+    return formulas.harmonic_mean(judged.public["accuracy"], judged.personal["local_index"])
+
+
+METRICS = (
+    Metric("domain", "accuracy", "accuracy", "share of the test set that was classified right",
+           lambda judged: formulas.accuracy(judged.confusion)),
+    Metric("domain", "balanced_accuracy", "balanced", "mean of the classes' accuracies",
+           lambda judged: formulas.balanced_accuracy(judged.confusion)),
+    Metric("domain", "majority_rate", "majority", "share of the most frequent class in the test set",
+           lambda judged: formulas.majority_rate(judged.confusion)),
+    Metric("domain", "auc", "AUC", "area under the ROC curve, for two classes", lambda judged: judged.area),
+    Metric("public", "accuracy", "GM", "the public model on all test sets together", formulas.accuracy),
+    Metric("public", "balanced_accuracy", "GM balanced", "the same, mean of the classes' accuracies",
+           formulas.balanced_accuracy, is_shown=False),
+    Metric("personal", "owned", "PM(V)", "own models on all test sets together, on the classes that the client has",
+           lambda judged: formulas.owned_accuracy(judged.pooled, judged.counts)),
+    Metric("personal", "proportional", "PM(L)", "the same, with classes weighted as in the client's data",
+           lambda judged: formulas.proportional_accuracy(judged.pooled, judged.counts)),
+    Metric("personal", "accuracy", "Acc", "own models on test sets with the client's own label proportions",
+           lambda judged: formulas.accuracy(judged.own)),
+    Metric("personal", "balanced_accuracy", "BAcc", "the same, mean of the classes' accuracies",
+           lambda judged: formulas.balanced_accuracy(judged.own), is_shown=False),
+    Metric("personal", "macro_f1", "MF1", "the same, mean F1 of the classes",
+           lambda judged: formulas.macro_f1(judged.own)),
+    Metric("personal", "local_index", "I_local", "harmonic mean of Acc and MF1",
+           lambda judged: formulas.local_index(judged.own)),
+    Metric("summary", "average", "AVG", "mean over the domains",
+           lambda judged: _mean(scores["accuracy"] for scores in judged.domains.values())),
+    Metric("summary", "own_domain", "own", "what a client sees on its own domain, mean over clients",
+           lambda judged: _mean(scores["accuracy"] for scores in judged.clients_at_home)),
+    Metric("summary", "balanced_accuracy", "balanced", "mean over the own domains of the classes' mean accuracy",
+           lambda judged: _mean(scores.get("balanced_accuracy") for scores in judged.own_domains.values())),
+    Metric("summary", "majority_rate", "majority", "share of the most frequent class, mean over the domains",
+           lambda judged: _mean(scores["majority_rate"] for scores in judged.domains.values())),
+    Metric("summary", "auc", "AUC", "area under the ROC curve on the own domain, mean over domains, for two classes",
+           lambda judged: _mean(scores.get("auc") for scores in judged.own_domains.values())),
+    Metric("summary", "harmonic_mean", "HM", "harmonic mean of GM and I_local", _harmonic),
+)  # fmt: skip
+
+
+def of_group(group: Group) -> tuple[Metric, ...]:
+    return tuple(metric for metric in METRICS if metric.group == group)
+
+
+def measured(group: Group, judged: Any) -> dict[str, float]:
+    """The metrics of a group that have a meaning here, by name."""
+    values = {metric.name: metric.compute(judged) for metric in of_group(group)}
+    return {name: value for name, value in values.items() if value is not None}

@@ -1,0 +1,195 @@
+"""What a run gives: a line of numbers for every round, and the final state of the federation."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from protofed.api.task import ClientId
+from protofed.engine.federation import Federation
+from protofed.engine.state import State
+from protofed.errors import BadInput
+from protofed.evaluation.evaluate import Judged, Scores
+from protofed.metrics.registry import METRICS
+from protofed.nn.networks import Model
+from protofed.runtimes.device import moved
+
+Summary = Literal["last_five", "last", "best"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """One line of rounds.jsonl. Scores are nested by what was judged; all are empty if the round was not evaluated."""
+
+    round: int
+    """Counted from 1; 0 is the setup, which has a line if it asked the clients."""
+    participants: int
+    failures: Mapping[ClientId, str]
+    """The reason for each client that was left out, and the detail."""
+    judged: str | None = None
+    """Whose scores on the domains these are: the public model's, or the clients' own models'."""
+    domains: Mapping[str, Scores] = field(default_factory=dict)
+    own_domains: Mapping[str, Scores] = field(default_factory=dict)
+    """What the clients of a domain see there, mean over them, or everyone where no client is of it."""
+    public: Scores = field(default_factory=dict)
+    """The public model on all test sets together."""
+    personal: Scores = field(default_factory=dict)
+    """Clients' own models, mean over the clients that took part, if they were measured."""
+    summary: Scores = field(default_factory=dict)
+    clients: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """The personal metrics of each client that took part, if they were measured."""
+    traffic: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)
+    """The bytes that went `down` to each client and came `up`."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Where the time went: waiting for clients (`train`; they also judge their models in this time), the server's own
+    work (`aggregate`), `evaluate`, and saving the state before this round (`checkpoint`)."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """How many replies did not count, by reason."""
+    repeats: Mapping[ClientId, int] = field(default_factory=dict)
+    """Of clients that diverged: how often their learning rate was halved."""
+    abandoned: Sequence[str] = ()
+    """Why the round was begun again, each time."""
+
+    @classmethod
+    def of(cls, state: State, participants: int) -> "Round":
+        """What a round was, before it is evaluated."""
+        return cls(
+            state.round,
+            participants,
+            {f.client: f"{f.reason}: {f.detail}" for f in state.failures},
+            traffic={client: asdict(traffic) for client, traffic in state.traffic.items()},
+            refused=state.refused,
+            repeats=state.repeats,
+            abandoned=list(state.abandoned),
+        )
+
+    def with_scores(self, judged: Judged) -> "Round":
+        return replace(
+            self,
+            judged=judged.models,
+            domains=judged.domains,
+            own_domains=judged.own_domains,
+            public=judged.public,
+            personal=judged.personal,
+            summary=judged.summary,
+            clients=judged.clients,
+        )
+
+    @property
+    def is_evaluated(self) -> bool:
+        return bool(self.domains)
+
+    @property
+    def average(self) -> float | None:
+        return self.summary.get("average")
+
+    def metric(self, id: str) -> float | None:
+        """A metric of METRICS by its id, such as `average` or `personal.owned`; None if it was not measured."""
+        group, _, name = id.rpartition(".")
+        scores: Scores = getattr(self, group or "summary")
+        return scores.get(name)
+
+    def line(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False) + "\n"
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Scores summed up over rounds."""
+
+    domains: Mapping[str, Scores]
+    own_domains: Mapping[str, Scores]
+    metrics: Scores
+    """By id, such as `average` or `personal.owned`."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives: the scores of every round, and the final state of the federation."""
+
+    federation: Federation
+    state: State
+    rounds: tuple[Round, ...]
+
+    @property
+    def server(self) -> Any:
+        return self.state.server
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state.round == self.federation.training.rounds
+
+    def model_for(self, client: ClientId) -> Model:
+        """The model that this client would use now, in evaluation mode; it reads what the task's transform gives."""
+        message, memory = self._seen_by(client)
+        return self.federation.networks_of(client).model(self.federation.method.local_weights(message, memory))
+
+    @torch.no_grad()
+    def predict(self, client: ClientId, x: Tensor) -> Tensor:
+        """Scores of the classes (B, C) by this client's model and the method's own rule, for examples as stored."""
+        message, memory = self._seen_by(client)
+        with self.federation.runtime.open(self.federation):
+            inputs = self.federation.task.transform.clean(moved(x, self.federation.runtime.device))
+            return self.federation.method.predict(self.model_for(client), inputs, message, memory)
+
+    def _seen_by(self, client: ClientId) -> tuple[Any, Any]:
+        """The client's message and memory now."""
+        federation = self.federation
+        if client not in federation.ids:
+            raise BadInput(f"no client {client!r}; the clients are {', '.join(federation.ids)}")
+        message = federation.method.message_for(self.state.server, client)
+        return message, federation.client_state(self.state, client, message)
+
+    def accuracy(self, summary: Summary = "last_five") -> dict[str, float]:
+        """Accuracy on each domain, summed up over rounds."""
+        return {domain: scores["accuracy"] for domain, scores in summed(self.rounds, summary).domains.items()}
+
+    def metrics(self, summary: Summary = "last_five") -> dict[str, float]:
+        """All metrics that were measured, by id, summed up over rounds."""
+        return dict(summed(self.rounds, summary).metrics)
+
+
+def parsed(lines: str) -> list[Round]:
+    return [Round(**json.loads(line)) for line in split_lines(lines)]
+
+
+def split_lines(text: str) -> list[str]:
+    """A name may hold what `splitlines` takes for the end of a line."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
+def summed(rounds: Sequence[Round], summary: Summary) -> Summed:
+    """The mean over the last five evaluated rounds, the last round, or the best by `average`. A metric that only some
+    of these rounds have is the mean over those."""
+    chosen = _chosen(rounds, summary)
+    values = {metric.id: [r.metric(metric.id) for r in chosen] for metric in METRICS if metric.group != "domain"}
+    measured = {key: [value for value in column if value is not None] for key, column in values.items()}
+    return Summed(
+        _summed_scores([r.domains for r in chosen]),
+        _summed_scores([r.own_domains for r in chosen]),
+        {key: fmean(column) for key, column in measured.items() if column},
+    )
+
+
+def _summed_scores(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, dict[str, float]]:
+    return {
+        domain: {name: fmean(r[domain][name] for r in rounds if name in r[domain]) for name in scores}
+        for domain, scores in rounds[-1].items()
+    }
+
+
+def _chosen(rounds: Sequence[Round], summary: Summary) -> list[Round]:
+    evaluated = [r for r in rounds if r.is_evaluated]
+    if not evaluated:
+        raise BadInput("no round was evaluated yet")
+    match summary:
+        case "last_five":
+            return evaluated[-5:]
+        case "last":
+            return evaluated[-1:]
+        case "best":
+            return [max(evaluated, key=lambda r: r.average or 0.0)]
