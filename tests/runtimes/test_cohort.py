@@ -23,9 +23,11 @@ from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
+from protofed.prototypes.class_means import FeatureSums
 from protofed.runtimes.base import failure_of
+from protofed.runtimes.cohort import executors
 from protofed.runtimes.cohort.buffers import Buffers
-from protofed.runtimes.cohort.cohort import Cohort, _freed, executors
+from protofed.runtimes.cohort.cohort import Cohort, _freed
 from protofed.runtimes.cohort.executors import _phases, _width
 from protofed.runtimes.cohort.lowering import Lowering, by_autograd
 from protofed.runtimes.sequential import Sequential
@@ -114,6 +116,34 @@ def test_a_learning_rate_that_decays_needs_nothing_recorded_anew(kind: Any, exec
     found = after(FedAvg(), runtime, task, optimizer=optimizer)
     assert difference(after(FedAvg(), Sequential(), task, optimizer=optimizer), found) <= 1e-5
     assert len(runtime._programs) == 1
+
+
+@dataclass(frozen=True)
+class Folding(FedAvg):
+    """FedAvg whose clients upload the mean of the classifier, moved by what they folded."""
+
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Any:
+        fold = FeatureSums(client.num_classes)
+        params, sums = await client.fit(
+            Objective(self.loss), params=message.params, context=(message, memory), fold=fold
+        )
+        params = {**params, "classifier.weight": params["classifier.weight"] + sums.prototypes().mean}
+        assert sums.count.sum() == len(client.data)
+        return Reply(WeightUpload(params, client.num_examples), memory)
+
+
+@on_every_device
+@every_executor
+@pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, lr_decay=0.9), Sam(Sgd(lr=0.05))], ids=["sgd", "sam"])
+def test_what_is_folded_is_what_the_reference_folds(
+    optimizer: Optimizer, executor: Any, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = after(Folding(), Sequential(device), optimizer=optimizer, epochs=3)
+    runtime = Cohort(device, executor=executor)
+    assert difference(reference, after(Folding(), runtime, optimizer=optimizer, epochs=3)) <= 1e-4
+    assert len(runtime._programs) == 1
+    assert reference.failures == ()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_the_number_of_clusters_may_change_without_anything_recorded_anew() -> None:
