@@ -22,7 +22,7 @@ from protofed.nn.networks import Model, Networks
 from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Optimizer, Sgd, at_rate, rate_of
 from protofed.runtimes.device import CPU, on
-from protofed.tree import Params, Tree
+from protofed.tree import Params, Ragged, Tree
 
 LARGEST_BATCH = 1024
 """Of examples that are only looked at."""
@@ -32,6 +32,12 @@ MOST_SEEN = 128
 
 MOST_FRESH = 8
 """States of optimisers before the first step that are kept, each as large as the weights that it is for."""
+
+MOST_PADDED = 64
+"""Leaves of ragged contexts that are kept beside their padded form."""
+
+RAGGED_ROWS = 32
+"""Ragged leaves are padded to a multiple of so many rows."""
 
 LossOf = Callable[[Params, Params], tuple[Tensor, Tree]]
 """The loss at trained weights and buffers, and the statistic folded beside it; changes the buffers in place."""
@@ -241,12 +247,15 @@ class Lowering:
         self._precision = precision
         self._seen: dict[Hashable, tuple[Tree, bool]] = {}
         self._fresh: dict[Hashable, tuple[Tree | None, Tensor]] = {}
+        self._padded: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def forget(self) -> None:
         self._seen.clear()
         self._fresh.clear()
+        self._padded.clear()
 
     def of(self, request: Request[Any]) -> Loop:
+        request = replace(request, context=tree.map_ragged(self._pad, request.context))
         match request:
             case Fit():
                 return self._fit(request)
@@ -255,6 +264,18 @@ class Lowering:
             case Map():
                 return self._map(request)
         raise TypeError(f"unknown request {request!r}")
+
+    def _pad(self, leaf: Tensor, ragged: Ragged) -> Tensor:
+        """The leaf with rows up to a multiple of 32, so that what was recorded for one number of rows serves others.
+        Clients that share a leaf share the padded one."""
+        key = (id(leaf), leaf._version, ragged)
+        if key not in self._padded:
+            if len(self._padded) == MOST_PADDED:
+                self._padded.clear()
+            missing = RAGGED_ROWS * max(1, ceil(len(leaf) / RAGGED_ROWS)) - len(leaf)
+            padded = torch.cat([leaf, leaf.new_full((missing, *leaf.shape[1:]), ragged.fill)])
+            self._padded[key] = leaf, padded  # the leaf is kept alive: a new tensor may reuse its id()
+        return self._padded[key][1]
 
     def _fit(self, request: Fit) -> Loop:
         networks, params, optimizer = request.networks, dict(request.params), request.optimizer
