@@ -109,7 +109,7 @@ def test_two_processes_on_one_run_folder(experiment: Path, tmp_path: Path) -> No
         (("run", "first.toml", "--set", "method.nme=1"), 2, "--set: method.nme: unknown key"),
         (("methods", "fpk"), 2, "method 'fpk' is unknown; did you mean 'fpl'?"),
         (("tasks", "mnist"), 2, "task 'mnist' is unknown"),
-        (("show", "."), 2, "is not a run's folder"),
+        (("show", "."), 2, "is not a run folder"),
         (("run", "first.toml", "--out", "first.toml/x"), 2, "cannot write to first.toml/x"),
         (("run", "first.toml", "--set", "training.minimum_replies=13"), 2, "but only 12 clients take part in a round"),
         (
@@ -245,11 +245,12 @@ def test_compare_reports_what_failed_and_what_did_not(tmp_path: Path) -> None:
 
 def test_a_comparison_whose_runs_end_before_their_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "two.toml").write_text(COMPARISON)
-    monkeypatch.setattr(app, "sweep", lambda configs, *_, **__: [Outcome([], is_done=False) for _ in configs])
+    stopped = lambda configs, *_, **__: [Outcome([], is_done=False) for _ in configs]  # noqa: E731
+    monkeypatch.setattr("protofed.cli.compare.sweep", stopped)
     monkeypatch.setattr(
         sys, "argv", ["protofed", "compare", str(tmp_path / "two.toml"), "--out", str(tmp_path / "out")]
     )
-    with pytest.raises(RunFailed, match="a run did not come to its end, and nobody stopped it"):
+    with pytest.raises(RunFailed, match="a run ended early although nobody stopped it"):
         app.app(standalone_mode=False)
     assert not (tmp_path / "out").exists()
 

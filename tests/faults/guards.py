@@ -265,7 +265,7 @@ GUARDS = (
         id="exit-codes-signals",
         what="exit codes of signals",
         tests="tests/faults/test_kills.py -k first_signal",
-        swap=("stop.code", "130"),
+        swap=("stop.exit_code", "130"),
     ),
     Guard(
         id="first-signal-waits-for-round",

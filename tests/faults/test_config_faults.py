@@ -23,8 +23,9 @@ from protofed.methods import METHODS, bases_of
 from protofed.optim.optimizers import OPTIMIZERS
 from protofed.runs import compare
 from protofed.runs.config import config
-from protofed.runs.config.config import Config, EvaluationSettings
+from protofed.runs.config.config import Config
 from protofed.runs.config.schema import field_names
+from protofed.runs.config.sections import EvaluationSettings
 from protofed.runs.config.toml import MOST_BYTES, document
 from protofed.runs.config.toml_locations import Key, Lines
 from protofed.runs.runtime_choice import RuntimeSettings
@@ -542,7 +543,7 @@ def test_hostile_files_are_refused_in_a_second_and_little_memory(tmp_path: Path)
         assert part in message, (name, message[:300])
         assert name in message
         assert len(message) < 50_000, "a message is to be read"
-        for module in ("config", "comparison"):
+        for module in ("config.config", "compare"):
             _, seconds = said[f"protofed.runs.{module} {name}"]
             assert seconds <= 1, (name, seconds)
     assert megabytes <= 200
@@ -577,7 +578,7 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     "workers on a GPU": (
         PLAIN + '[runtime]\nname = "workers"\ndevice = "cuda"\nprecision = "bf16"\nexecutor = "stacked"\n',
         (
-            "runtime.device: the runtime workers is on the CPU",
+            "runtime.device: the runtime workers runs on the CPU",
             "runtime.precision: 'bf16' is for GPUs",
             "runtime.executor",
         ),
@@ -592,7 +593,7 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "no device": (
         PLAIN + '[runtime]\ndevice = "gpu"\n[evaluation]\nclients = -1\n',
-        (":6: runtime.device: 'gpu' is no device", "evaluation.clients: "),
+        (":6: runtime.device: 'gpu' is not a device", "evaluation.clients: "),
     ),
     "more replies than clients": (
         SKEWED + "num_clients = 5\n" + FEDAVG + "[training]\nminimum_replies = 6\nrounds = 0\n",
@@ -610,11 +611,11 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "another's preprocessing": (
         '[task]\nname = "fashion_mnist"\npreprocessing = "pfedcspc"\n' + FEDAVG + "[training]\nminimum_replies = 200\n",
-        ("task.preprocessing: pfedcspc does not use fashion_mnist: take fedpc", "training.minimum_replies: is 200"),
+        ("task.preprocessing: pfedcspc is not for fashion_mnist: use fedpc", "training.minimum_replies: is 200"),
     ),
     "tables without label": (
         OWN + 'kind = "tables"\nmodel = "cnn3"\n' + FEDAVG,
-        ("task.path: is missing", "task.label: is missing", "task.model: 'cnn3' is not for tables: take mlp"),
+        ("task.path: is missing", "task.label: is missing", "task.model: 'cnn3' is not for tables: use mlp"),
     ),
     "a label that is left out": (
         FOLDER + 'kind = "tables"\nlabel = "y"\nleave_out = ["y"]\ntest_fraction = 1.0\n' + FEDAVG,
@@ -741,9 +742,9 @@ def test_clients_that_cannot_be_judged_are_named_before_anything_is_done() -> No
             own, METHODS["fedavg"](), Training(), RuntimeSettings("sequential"), EvaluationSettings(clients=1)
         )
 
-    with pytest.raises(BadInput, match="the task own tests no class that client 'c1' has: set it"):
+    with pytest.raises(BadInput, match="has no test of a class of client 'c1': set it"):
         judged({**task.clients, "c1": only["c1"]}).experiment()
-    with pytest.raises(BadInput, match="that client 'c0', or one of 2 others, has"):
+    with pytest.raises(BadInput, match="of client 'c0' and 2 other clients: set it"):
         judged(only).experiment()
     judged(only, local_tests=only).experiment()
 

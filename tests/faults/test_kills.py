@@ -22,6 +22,8 @@ from faults.kills import Acknowledged, ended, fingerprint, folder_in_memory, for
 from faults.shim import Shim, kills
 from protofed import BadInput
 from protofed.cli import app
+from protofed.cli.console import err
+from protofed.cli.signals import stop_on_signal
 from protofed.runs.config import config as configuration
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store import checkpoint, disk
@@ -238,10 +240,10 @@ def test_a_signal_is_heard_whatever_it_interrupts(monkeypatch: pytest.MonkeyPatc
     def half_way(*words: object, **more: object) -> None:
         raise ImportError("cannot import name 'EMOJI' from partially initialized module")
 
-    monkeypatch.setattr(app.err, "print", half_way)
-    with app._stop_signal("resume", GRACE) as stop:
+    monkeypatch.setattr(err, "print", half_way)
+    with stop_on_signal("resume", GRACE) as stop:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.is_asked()
+        assert stop.is_made()
 
 
 @dataclass
@@ -369,7 +371,7 @@ def test_a_second_signal_ends_a_long_round_at_once(number: int, tmp_path: Path) 
 
 def test_a_round_that_is_longer_than_the_grace_ends_with_it(tmp_path: Path) -> None:
     """R8."""
-    run = Command(written(tmp_path, epochs=LONG), RunFolder(tmp_path / "run"), ("--grace", "0.5"))
+    run = Command(written(tmp_path, epochs=LONG), RunFolder(tmp_path / "run"), ("--grace-period", "0.5"))
     child = run.begin()
     wait_for(lambda: (run.folder.checkpoints / "000000").exists())
     time.sleep(0.2)

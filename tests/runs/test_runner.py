@@ -23,7 +23,7 @@ from protofed import BadInput, Data, RunFailed, Task, wire
 from protofed.engine.federation import Training
 from protofed.nn.networks import Parts
 from protofed.runs.config import config
-from protofed.runs.config.config import EvaluationSettings
+from protofed.runs.config.sections import EvaluationSettings
 from protofed.runs.runner import METRICS, Experiment, Result, Round, Saver, at_home, execute, parsed, summarised
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder

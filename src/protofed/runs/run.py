@@ -9,8 +9,9 @@ from protofed.api.task import Task
 from protofed.engine.federation import Training
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Optimizer, Sgd
-from protofed.runs.config.config import Config, EvaluationSettings, SavingSettings, checked
+from protofed.runs.config.config import Config, checked
 from protofed.runs.config.schema import chosen
+from protofed.runs.config.sections import EvaluationSettings, SavingSettings
 from protofed.runs.results import Result
 from protofed.runs.runner import Observer, execute
 from protofed.runs.runtime_choice import RuntimeSettings

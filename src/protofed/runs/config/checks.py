@@ -1,4 +1,4 @@
-"""Settings that are right each for itself and wrong together, found before anything is done."""
+"""Checks across settings: each value is valid, but the combination is not. They run before anything is done."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,56 +20,56 @@ from protofed.tasks.partition import LEAST, MOST
 RUNTIME = ("runtime", "name")
 
 
-def contradictions(sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """What cannot go together, as far as the settings alone tell; a section that is not there is not judged."""
+def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """Contradictions that the settings alone show. A section that is None is skipped."""
     task, method = sections.get("task"), sections.get("method")
     training, runtime = sections.get("training"), sections.get("runtime")
     if runtime is not None:
-        yield from _of_runtime(runtime)
+        yield from _check_runtime(runtime)
     if task is not None and not isinstance(task, Task):
-        yield from _of_task(task)
+        yield from _check_task_settings(task)
         if training is not None:
-            yield from _of_replies(task, training)
+            yield from _check_replies(task, training)
     if method is not None and training is not None:
-        yield from _of_method(method, training)
+        yield from _check_method(method, training)
 
 
-def unfit(evaluation: Any, task: Task) -> Iterator[Problem]:
-    """What a task lacks, once it is built, that the other sections need."""
+def check_task(evaluation: Any, task: Task) -> Iterator[Problem]:
+    """What other sections need and the built task lacks."""
     if evaluation.clients and not task.tests:
         yield Problem(("evaluation", "clients"), f"the task {task.name} has no test sets: set it to 0")
     elif evaluation.clients:
         untested = [client for client in sorted(task.clients) if not is_testable(task, client)]
         if untested:
-            others = f", or one of {len(untested) - 1} others," if len(untested) > 1 else ""
-            what = f"the task {task.name} tests no class that client {untested[0]!r}{others} has: set it to 0"
+            others = f" and {len(untested) - 1} other clients" if len(untested) > 1 else ""
+            what = f"the task {task.name} has no test of a class of client {untested[0]!r}{others}: set it to 0"
             yield Problem(("evaluation", "clients"), what)
 
 
-def absent_device(runtime: RuntimeSettings) -> Iterator[Problem]:
-    """A GPU that is named and is not in this machine."""
+def check_device(runtime: RuntimeSettings) -> Iterator[Problem]:
+    """A GPU that this machine does not have."""
     device = torch.device(runtime.device if _is_device(runtime.device) else "cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        what = f"torch finds {torch.cuda.device_count()} CUDA devices here, and {runtime.device!r} is none of them"
-        yield Problem(("runtime", "device"), f"{what}: name another, or leave it out")
+        what = f"torch finds {torch.cuda.device_count()} CUDA devices here, so there is no {runtime.device!r}"
+        yield Problem(("runtime", "device"), f"{what}: name another device, or remove the setting")
 
 
-def _of_runtime(runtime: RuntimeSettings) -> Iterator[Problem]:
+def _check_runtime(runtime: RuntimeSettings) -> Iterator[Problem]:
     name, device = runtime.name, runtime.device
     if runtime.workers and name in ("sequential", "cohort"):
-        what = f"the runtime {name} has no workers: leave it out, or take the runtime workers"
+        what = f"the runtime {name} has no workers: remove the setting, or use the runtime workers"
         yield Problem(("runtime", "workers"), what, (RUNTIME,))
     if runtime.executor != "auto" and name in ("sequential", "workers"):
-        what = f"the runtime {name} has no executor: leave it out, or take the runtime cohort"
+        what = f"the runtime {name} has no executor: remove the setting, or use the runtime cohort"
         yield Problem(("runtime", "executor"), what, (RUNTIME,))
     if device and not _is_device(device):
-        yield Problem(("runtime", "device"), f"{device!r} is no device: write cpu, cuda or cuda:1")
+        yield Problem(("runtime", "device"), f"{device!r} is not a device: write cpu, cuda or cuda:1")
     elif name == "workers" and device not in ("", "cpu"):
-        what = "the runtime workers is on the CPU: leave it out, or take the runtime cohort"
+        what = "the runtime workers runs on the CPU: remove the setting, or use the runtime cohort"
         yield Problem(("runtime", "device"), what, (RUNTIME,))
     is_on_cpu = name == "workers" or device == "cpu" or (name == "sequential" and not device)
     if runtime.precision != "float32" and is_on_cpu:
-        what = f"{runtime.precision!r} is for GPUs, and this run would be on the CPU: leave it out"
+        what = f"{runtime.precision!r} is for GPUs, and this run would be on the CPU: remove the setting"
         yield Problem(("runtime", "precision"), what, (RUNTIME, ("runtime", "device")))
 
 
@@ -80,7 +80,7 @@ def _is_device(name: str) -> bool:
         return False
 
 
-def _of_replies(task: TaskSettings, training: Training) -> Iterator[Problem]:
+def _check_replies(task: TaskSettings, training: Training) -> Iterator[Problem]:
     count = _num_clients(task)
     if count is not None and training.minimum_replies > count:
         what = f"is {training.minimum_replies}, but the task has only {count} clients: lower it"
@@ -89,45 +89,46 @@ def _of_replies(task: TaskSettings, training: Training) -> Iterator[Problem]:
 
 
 def _num_clients(task: TaskSettings) -> int | None:
-    """None where only the data tell."""
+    """None if only the data can tell."""
     clients = getattr(task, "clients", None)
     return sum(clients.values()) if clients else getattr(task, "num_clients", None)
 
 
-def _of_task(task: TaskSettings) -> Iterator[Problem]:
+def _check_task_settings(task: TaskSettings) -> Iterator[Problem]:
     if isinstance(task, Own):
-        yield from _of_own(task)
+        yield from _check_custom(task)
     if isinstance(task, Hub) and not task.source:
         yield Problem(("task", "source"), "is missing: write hf:owner/name, or hf: and the path of a saved folder")
     name = next((name for name, cls in TASKS.items() if cls is type(task)), "")
     preprocessing = getattr(task, "preprocessing", None)
     if preprocessing is not None and name not in PREPROCESSING[preprocessing]:
-        fitting = " or ".join(own for own, sets in PREPROCESSING.items() if name in sets)
-        yield Problem(("task", "preprocessing"), f"{preprocessing} does not use {name}: take {fitting}")
+        fitting = " or ".join(one for one, sets in PREPROCESSING.items() if name in sets)
+        yield Problem(("task", "preprocessing"), f"{preprocessing} is not for {name}: use {fitting}")
     concentration = getattr(task, "concentration", 1.0)
     if not LEAST <= concentration <= MOST and getattr(task, "partition", "dirichlet") == "dirichlet":
         what = f"is {concentration}: give a number from {LEAST} to {MOST}"
         yield Problem(("task", "concentration"), what, (("task", "partition"),))
 
 
-def _of_own(task: Own) -> Iterator[Problem]:
-    kind, known = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else ["mlp"]
+def _check_custom(task: Own) -> Iterator[Problem]:
+    kind, networks = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else ["mlp"]
     if not task.path:
         yield Problem(("task", "path"), "is missing: give the folder with the sites, or see `protofed data inspect`")
     if task.kind == "tables" and task.label is None:
-        yield Problem(("task", "label"), "is missing: name the column that is to be predicted", (kind,))
+        yield Problem(("task", "label"), "is missing: name the column to predict", (kind,))
     if task.label is not None and task.label in task.leave_out:
         yield Problem(
             ("task", "leave_out"), f"{task.label!r} is the label: it cannot be left out", (("task", "label"),)
         )
-    if task.model is not None and task.model not in known:
-        yield Problem(("task", "model"), f"{task.model!r} is not for {task.kind}: take {' or '.join(known)}", (kind,))
+    if task.model is not None and task.model not in networks:
+        what = f"{task.model!r} is not for {task.kind}: use {' or '.join(networks)}"
+        yield Problem(("task", "model"), what, (kind,))
     side = ONLY_SIDE.get(task.model or "", task.pixels)
     if task.kind == "images" and side != task.pixels:
-        what = f"{task.model!r} reads images of {side} pixels, not {task.pixels}: take cnn3, or set pixels"
+        what = f"{task.model!r} reads images of {side} pixels, not {task.pixels}: use cnn3, or set pixels"
         yield Problem(("task", "model"), what, (kind, ("task", "pixels")))
 
 
-def _of_method(method: Method[Any, Any, Any, Any], training: Training) -> Iterator[Problem]:
+def _check_method(method: Method[Any, Any, Any, Any], training: Training) -> Iterator[Problem]:
     for setting, why in validate(method, training.optimizer, training.batch_size, None):
         yield Problem(tuple(setting.split(".")), why, (("method", "name"),))

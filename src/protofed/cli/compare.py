@@ -1,0 +1,122 @@
+"""`protofed compare` and `protofed demo`: many runs and one report."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, OutDir, err, out, print_json, say
+from protofed.cli.signals import stop_on_signal
+from protofed.errors import BadInput, RunFailed
+from protofed.reports import comparison as reporting
+from protofed.reports import demo as demonstration
+from protofed.reports import progress
+from protofed.reports.tables import NOTE, domain_sheet
+from protofed.runs import compare as comparisons
+from protofed.runs.compare import Comparison
+from protofed.runs.sweep import Outcome, sweep
+
+
+class Scale(StrEnum):
+    FULL = "full"
+    SMALL = "small"
+
+
+def compare(
+    comparison_file: Annotated[Path, typer.Argument(metavar="COMPARISON", help="The comparison, a TOML file.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting in every run; may be repeated."),
+    ] = None,
+    out_dir: OutDir = Path("results"),
+    report: Annotated[
+        Path | None, typer.Option(help="The folder for the report; by default OUT/reports/COMPARISON.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Run only the task with this label; may be repeated.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="LABEL", help="Run only the method with this label; may be repeated.")
+    ] = None,
+    scale: Annotated[
+        Scale, typer.Option(help="small: the [small] settings of the file and one seed, for a quick test.")
+    ] = Scale.FULL,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; by default one per core.")] = None,
+    grace_period: GracePeriod = GRACE_PERIOD,
+    as_json: AsJson = False,
+) -> None:
+    """Compare methods on tasks with several seeds.
+
+    Writes tables and pictures, with published numbers next to ours. Runs that are done are not run again.
+    """
+    comparison = comparisons.load(
+        comparison_file,
+        is_small=scale == Scale.SMALL,
+        overrides=set_ or [],
+        tasks=task or [],
+        methods=method or [],
+    )
+    folder = report or out_dir / "reports" / comparison_file.stem
+    _run_and_report(comparison, out_dir, folder, as_json, jobs, grace_period)
+
+
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 10,
+    out_dir: OutDir = Path("results/demo"),
+    as_json: AsJson = False,
+) -> None:
+    """Compare four methods on minidigits with three seeds. Takes a few minutes."""
+    _run_and_report(demonstration.compared(rounds), out_dir, out_dir, as_json)
+
+
+def _run_and_report(
+    comparison: Comparison,
+    out_dir: Path,
+    report: Path,
+    as_json: bool,
+    jobs: int | None = None,
+    grace_period: float = GRACE_PERIOD,
+) -> None:
+    """Runs what is not done yet, then reports on all runs. A failed run is a line of the report."""
+    if report.exists() and not report.is_dir():
+        raise BadInput(f"the report cannot go into the folder {report}, which is a file")
+    outcomes = _outcomes(comparison, out_dir, as_json, jobs, grace_period)
+    path = reporting.write(comparison, outcomes, report)
+    parts = reporting.reports(comparison, outcomes)
+    if as_json:
+        print_json({part.task: {row.label: list(row.seeds) for row in part.rows} for part in parts})
+    else:
+        for part in parts:
+            title = f"{part.task}: accuracy on each domain, %; mean ± sd of {len(comparison.seeds)} seeds"
+            out.print(domain_sheet(part.rows, part.domains).rich(title, out.width))
+        out.print(NOTE, highlight=False)
+        say(f"report {path}")
+    failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    if failures:
+        raise RunFailed(f"{len(failures)} of {len(outcomes)} runs failed; {path} names them. First: {failures[0]}")
+
+
+def _outcomes(
+    comparison: Comparison, out_dir: Path, as_json: bool, jobs: int | None, grace_period: float
+) -> list[Outcome]:
+    """The outcome of every run; exits if the user asked to stop."""
+    console, configs = err if as_json else out, comparison.configs
+    total = sum(config.training.rounds for config in configs)
+    methods = ", ".join(next(iter(comparison.runs.values())))
+    console.print(f"{len(configs)} runs, {total} rounds: {methods}", highlight=False, markup=False)
+    advice = "run the same command again to continue"
+    with stop_on_signal(advice, grace_period) as stop, progress.bar(console) as bar:
+        line = bar.add_task("rounds of all runs", total=total)
+        outcomes = sweep(
+            configs,
+            out_dir,
+            workers=jobs,
+            progress=lambda done: bar.update(line, completed=done),
+            should_stop=stop.is_made,
+        )
+    if not all(outcome.is_done or outcome.failure for outcome in outcomes):
+        if not stop.is_made():
+            raise RunFailed("a run ended early although nobody stopped it: did its data change meanwhile?")
+        raise typer.Exit(stop.exit_code)
+    return outcomes

@@ -1,0 +1,64 @@
+"""`protofed methods`: the list of methods, and one with its settings."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.table import Table
+
+from protofed.api.describe import about, settings_of
+from protofed.api.method import Method, Tag
+from protofed.cli.console import AsJson, out, print_json
+from protofed.errors import BadInput
+from protofed.methods import METHODS, bases_of
+from protofed.runs.config.schema import chosen, nearest
+
+TAGS = get_args(Tag)
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Describe this method.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(help=f"List only methods with this tag; may be repeated. Tags: {', '.join(TAGS)}."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods, or describe one with its settings."""
+    for word in tag or []:
+        if word not in TAGS:
+            raise BadInput(f"no method has the tag {word!r}{nearest(word, TAGS)}")
+    if name is None:
+        _list({key: cls for key, cls in METHODS.items() if set(tag or []) <= set(cls.tags)}, as_json)
+    else:
+        _describe(name, as_json)
+
+
+def _describe(name: str, as_json: bool) -> None:
+    cls = chosen(METHODS, name, "method")
+    settings = settings_of(cls)
+    if as_json:
+        facts = {"name": name, "tags": cls.tags, "about": about(cls), "settings": [asdict(one) for one in settings]}
+        print_json({**facts, "bases": bases_of(cls)})
+        return
+    out.print(about(cls), highlight=False, markup=False)
+    if bases_of(cls):
+        out.print(f"\nBases: {', '.join(bases_of(cls))}", highlight=False, markup=False)
+    if settings:
+        out.print("\nSettings:", highlight=False)
+    for setting in settings:
+        out.print(f"{setting.name} = {json.dumps(setting.default)}  ({setting.kind})", highlight=False, markup=False)
+        out.print(f"    {setting.meaning}", highlight=False, markup=False)
+
+
+def _list(listed: Mapping[str, type[Method[Any, Any, Any, Any]]], as_json: bool) -> None:
+    summaries = {key: about(cls).split("\n\n")[0] for key, cls in listed.items()}
+    if as_json:
+        print_json({key: {"about": summaries[key], "tags": cls.tags} for key, cls in listed.items()})
+        return
+    table = Table("method", "what it is", "tags")
+    for key, cls in listed.items():
+        table.add_row(key, summaries[key], ", ".join(cls.tags))
+    out.print(table)

@@ -1,0 +1,126 @@
+"""`protofed run` and `protofed show`: one experiment and its results."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, OutDir, err, out, print_json, say
+from protofed.cli.signals import stop_on_signal
+from protofed.errors import BadInput
+from protofed.reports import progress
+from protofed.runs.config import config as configuration
+from protofed.runs.config.config_diff import refuse_changes
+from protofed.runs.runner import METRICS, Round, execute, parsed, summarised
+from protofed.runs.store.checkpoint import refuse_other_data
+from protofed.runs.store.folder import RunFolder
+from protofed.runs.sweep import folder_of
+
+
+def run(
+    experiment: Annotated[Path, typer.Argument(help="The experiment, a TOML file.")],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the file; may be repeated."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Override training.seed.")] = None,
+    out_dir: OutDir = Path("results"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    run_folder: Annotated[
+        Path | None, typer.Option("--folder", help="Use this run folder instead of one below --out.")
+    ] = None,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-config-change",
+            metavar="KEY",
+            help="With --folder and --resume: accept that this setting or section has changed; may be repeated.",
+        ),
+    ] = None,
+    steal_lock: Annotated[
+        bool, typer.Option("--steal-lock", help="Take over a run folder that a process on another machine left locked.")
+    ] = False,
+    grace_period: GracePeriod = GRACE_PERIOD,
+    as_json: AsJson = False,
+) -> None:
+    """Run one experiment and show its results.
+
+    The run folder is named by the hash of the settings. A finished run is shown and not run again.
+    """
+    overrides = [*(set_ or []), *([f"training.seed={seed}"] if seed is not None else [])]
+    config = configuration.load(experiment, overrides)
+    folder = RunFolder(run_folder) if run_folder else folder_of(config, out_dir)
+    if folder.is_done and not allow_change:
+        refuse_changes(folder.read_config(), config.toml(), (), str(folder.path))
+        refuse_other_data(folder.checkpoints, config.identity)
+        folder.warn_of_other_versions()
+    else:
+        advice = f"resume with the same command and --resume ({folder.path})"
+        with stop_on_signal(advice, grace_period) as stop, progress.observer(err if as_json else out) as observer:
+            result = execute(
+                config.experiment(),
+                folder,
+                resume=resume,
+                allowed_changes=allow_change or (),
+                steal_lock=steal_lock,
+                observer=observer,
+                should_stop=stop.is_made,
+            )
+        if not result.is_complete:
+            raise typer.Exit(stop.exit_code)  # guard: exit-codes-signals
+    _show(folder, as_json)
+
+
+def show(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
+) -> None:
+    """Show the results of a run, finished or not."""
+    folder = RunFolder(run_folder)
+    if not (folder.path / "config.toml").exists():
+        raise BadInput(f"{run_folder} is not a run folder: it has no config.toml")
+    _show(folder, as_json)
+
+
+def _show(folder: RunFolder, as_json: bool) -> None:
+    rounds = parsed(folder.read_rounds())
+    evaluated = [r for r in rounds if r.is_evaluated]
+    summary = summarised(rounds, "last_five") if evaluated else {}
+    if as_json:
+        rows = [asdict(r) for r in rounds]
+        print_json({"folder": str(folder.path), "done": folder.is_done, "accuracy": summary, "rounds": rows})
+        return
+    state = "done" if folder.is_done else f"not finished: {sum(r.round > 0 for r in rounds)} rounds so far"
+    say(f"{folder.path}: {state}")
+    if evaluated:
+        out.print(_rounds_table(evaluated, summary))
+        out.print(_metrics_table(summary))
+    failures = sum(len(r.failures) for r in rounds)
+    if failures:
+        out.print(f"{failures} replies did not count; rounds.jsonl says which and why", style="yellow")
+
+
+def _rounds_table(rounds: list[Round], summary: Mapping[str, float]) -> Table:
+    """About ten rounds, and the mean of the last five."""
+    table = Table(title=f"accuracy, % ({rounds[-1].judged})", title_justify="left")
+    for name in ("round", *rounds[-1].domains, "average"):
+        table.add_column(escape(name), justify="right")
+    step = max(1, len(rounds) // 10)
+    for r in rounds[-1::-step][::-1]:
+        table.add_row(str(r.round), *(f"{100 * v:.1f}" for v in (*r.domains.values(), r.average or 0.0)))
+    table.add_section()
+    columns = (*rounds[-1].domains, "average")
+    table.add_row("last five", *(f"{100 * summary[c]:.1f}" for c in columns), style="bold")
+    return table
+
+
+def _metrics_table(summary: Mapping[str, float]) -> Table:
+    """Every metric that was measured, with its meaning."""
+    table = Table("metric", "last five, %", "what it is", title="metrics", title_justify="left")
+    for name, meaning in METRICS.items():
+        if name in summary:
+            table.add_row(name, f"{100 * summary[name]:.1f}", meaning)
+    return table

@@ -1,0 +1,75 @@
+"""`protofed tasks`: the list of tasks, and one with its clients."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from protofed.api.describe import about
+from protofed.api.task import Task
+from protofed.cli.console import AsJson, out, print_json
+from protofed.reports.federation import contact_sheet, who_holds_what
+from protofed.runs.config.config import task_settings
+from protofed.tasks import TASKS
+
+
+def tasks(
+    name: Annotated[str | None, typer.Argument(help="Describe this task.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the task; may be repeated."),
+    ] = None,
+    plot: Annotated[
+        bool, typer.Option("--plot", help="Draw the classes of each client, and some images of each domain.")
+    ] = False,
+    out_dir: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
+    as_json: AsJson = False,
+) -> None:
+    """List the tasks, or describe one with its clients."""
+    if name is None:
+        _list(as_json)
+        return
+    task = task_settings(name, set_ or []).build()
+    if plot:
+        _plot(task, out_dir)
+    else:
+        _describe(name, task, as_json)
+
+
+def _describe(name: str, task: Task, as_json: bool) -> None:
+    tests = {domain: len(data) for domain, data in task.tests.items()}
+    clients = {c: {"domain": task.domain_of.get(c), "examples": len(d)} for c, d in task.clients.items()}
+    text = about(TASKS[name])
+    if as_json:
+        print_json({"name": name, "about": text, "classes": task.num_classes, "tests": tests, "clients": clients})
+        return
+    out.print(f"{name}: {text}\n", highlight=False, markup=False)
+    table = Table("client", "domain", "training examples", "test examples of the domain")
+    for client, facts in clients.items():
+        domain = str(facts["domain"])
+        table.add_row(escape(client), escape(domain), str(facts["examples"]), str(tests.get(domain, "–")))
+    out.print(table)
+
+
+def _plot(task: Task, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = [folder / f"{task.name}-clients.png"]
+    who_holds_what(task, pictures[0])
+    if task.spec.input.kind == "image":
+        pictures.append(folder / f"{task.name}-images.png")
+        contact_sheet(task, pictures[1])
+    for picture in pictures:
+        out.print(f"picture {picture}", highlight=False, soft_wrap=True)
+
+
+def _list(as_json: bool) -> None:
+    summaries = {key: about(cls).split("\n\n")[0] for key, cls in TASKS.items()}
+    if as_json:
+        print_json(summaries)
+        return
+    table = Table("task", "what it is")
+    for key, text in summaries.items():
+        table.add_row(key, text)
+    out.print(table)

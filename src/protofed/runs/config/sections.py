@@ -1,0 +1,166 @@
+"""The sections of an experiment file. To add one, add it to SECTIONS here and as a field of Config.
+
+[task]        name, and the settings of the task
+[method]      name, and the hyper-parameters of the method
+[training]    rounds, epochs, batch_size, fraction, minimum_replies, seed and others, and [training.optimizer]
+[runtime]     name, threads, device, precision
+[evaluation]  every, clients
+[saving]      on_error
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from annotated_types import Ge
+
+from protofed.api.method import Method
+from protofed.engine.federation import Training
+from protofed.methods import METHODS, bases_of
+from protofed.optim.optimizers import OPTIMIZERS
+from protofed.runs.config.recording import named_table, registered_name, settings, task_table
+from protofed.runs.config.schema import Problem, Problems, field_names, filled, joined, named, shown
+from protofed.runs.config.toml import Table
+from protofed.runs.runtime_choice import RuntimeSettings
+from protofed.tasks import TASKS, TaskSettings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    every: Annotated[int, Ge(1)] = 1
+    """Rounds between evaluations. The last round is always evaluated."""
+    clients: Annotated[int, Ge(0)] = 0
+    """Rounds between evaluations of each client's own model, right after training (PM(V), PM(L), I_local, HM). The last
+    round is then evaluated too. 0: never."""
+
+
+@dataclass(frozen=True)
+class SavingSettings:
+    on_error: Literal["stop", "warn"] = "stop"
+    """What happens when the state cannot be saved, as on a full disk: the run ends, or it warns and tries again after
+    the next round."""
+
+
+@dataclass(frozen=True)
+class Registries:
+    """The classes that `name` may name."""
+
+    methods: Mapping[str, type[Method[Any, Any, Any, Any]]]
+    tasks: Mapping[str, type[TaskSettings]]
+
+
+REGISTRIES = Registries(METHODS, TASKS)
+
+
+@dataclass(frozen=True)
+class Section:
+    build: Callable[[Table, Registries], Any]
+    """The settings in a table of the file. Raises Problems."""
+    keys: Callable[[Table, Registries], Mapping[str, tuple[str, ...]]]
+    """The keys that the section and the ones inside it may have, by header."""
+    recorded: Callable[[Any], dict[str, Any]]
+    """The settings as a plain table."""
+
+
+def _plain(header: str, cls: type) -> Section:
+    """A section that fills one dataclass."""
+    return Section(
+        build=lambda table, registries: filled(cls, table, header),
+        keys=lambda table, registries: {header: field_names(cls)},
+        recorded=settings,
+    )
+
+
+SECTIONS: dict[str, Section] = {
+    "task": Section(
+        build=lambda table, registries: named(registries.tasks, table, "task"),
+        keys=lambda table, registries: {"task": _keys(registries.tasks, table)},
+        recorded=task_table,
+    ),
+    "method": Section(
+        build=lambda table, registries: _nested(registries.methods, table, "method", bases_of),
+        keys=lambda table, registries: {"method": _keys(registries.methods, table)},
+        recorded=lambda method: named_table(METHODS, method),
+    ),
+    "training": Section(
+        build=lambda table, registries: _training(table),
+        keys=lambda table, registries: _training_keys(table),
+        recorded=lambda training: {**settings(training), "optimizer": named_table(OPTIMIZERS, training.optimizer)},
+    ),
+    "runtime": _plain("runtime", RuntimeSettings),
+    "evaluation": _plain("evaluation", EvaluationSettings),
+    "saving": _plain("saving", SavingSettings),
+}
+
+
+def built(tree: Table, key: str, registries: Registries) -> Any:
+    """The settings of one section. Raises Problems."""
+    section = tree.get(key, {})
+    if not isinstance(section, dict):
+        raise Problems([Problem((key,), f"must be a section, [{key}], not {shown(section)}")])
+    return SECTIONS[key].build(section, registries)
+
+
+def keys_of_sections(tree: Table, registries: Registries) -> dict[str, tuple[str, ...]]:
+    """The keys that each section may have, given the task, method and optimiser that the tree names."""
+    tables = {key: value if isinstance(value, Mapping) else {} for key, value in tree.items()}
+    found: dict[str, tuple[str, ...]] = {}
+    for key, section in SECTIONS.items():
+        found |= section.keys(tables.get(key, {}), registries)
+    return found
+
+
+def _training(table: Table) -> Training:
+    values = dict(table)
+    problems: list[Problem] = []
+    if "optimizer" in values:
+        try:
+            values["optimizer"] = _optimizer(values["optimizer"])
+        except Problems as error:
+            problems += error.all
+            del values["optimizer"]
+    return joined(problems, lambda: filled(Training, values, "training"))
+
+
+def _optimizer(table: Any) -> Any:
+    if isinstance(table, dict) and "name" not in table:
+        # without a name, the keys change the default optimiser
+        table = {**named_table(OPTIMIZERS, Training().optimizer), **table}
+    return _nested(OPTIMIZERS, table, "training.optimizer", lambda cls: ["sgd", "adam"])
+
+
+def _training_keys(table: Table) -> dict[str, tuple[str, ...]]:
+    given = table.get("optimizer", {})
+    default = {"name": registered_name(OPTIMIZERS, Training().optimizer)}
+    optimizer = {**default, **(given if isinstance(given, Mapping) else {})}
+    return {"training": field_names(Training), "training.optimizer": _keys(OPTIMIZERS, optimizer)}
+
+
+def _nested(registry: Mapping[str, type[T]], table: Any, where: str, bases: Callable[[type[T]], list[str]]) -> T:
+    """An instance of a registered class. Its `base`, if it has one, is an instance too, of a class in `bases`."""
+    key = tuple(where.split("."))
+    if not isinstance(table, dict):
+        raise Problems([Problem(key, f"must be a section, [{where}], not {shown(table)}")])
+    values = dict(table)
+    problems: list[Problem] = []
+    if "base" in values and "base" in _keys(registry, values):
+        base = values.pop("base")
+        try:
+            values["base"] = _nested(registry, base, f"{where}.base", bases)
+            allowed = bases(registry[values["name"]])
+            if base["name"] not in allowed:
+                what = f"{values['name']} cannot go around {base['name']}: choose one of {', '.join(allowed)}"
+                raise Problems([Problem((*key, "base", "name"), what)])
+        except Problems as error:
+            problems += error.all
+            values.pop("base", None)
+    return joined(problems, lambda: named(registry, values, where))
+
+
+def _keys(registry: Mapping[str, type], table: Table) -> tuple[str, ...]:
+    """The keys of a section that names a class."""
+    name = table.get("name")
+    cls = registry.get(name) if isinstance(name, str) else None
+    return ("name", *(field_names(cls) if cls else ()))
