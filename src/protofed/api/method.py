@@ -33,9 +33,10 @@ from protofed.tree import Nothing, Params
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 
-Tag = Literal["global", "personal", "prototype", "heterogeneous", "server-side", "wrapper", "reconstruction"]
-"""Kinds of methods: one model for all; one for each client; prototypes travel; clients may have different networks; the
-server trains or corrects; it goes around another method; and: the paper leaves so much open that this is a guess."""
+Tag = Literal["core", "global", "personal", "prototype", "heterogeneous", "server-side", "wrapper", "reconstruction"]
+"""Kinds of methods: the four systems that protofed is built on; one model for all; one for each client; prototypes
+travel; clients may have different networks; the server trains or corrects; it goes around another method; and: the
+paper leaves so much open that this is a guess."""
 
 State = TypeVar("State")
 Message = TypeVar("Message")

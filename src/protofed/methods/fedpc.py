@@ -73,7 +73,7 @@ class ClusterMessage:
 
 @dataclass(frozen=True)
 class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
-    tags = ("personal", "prototype", "server-side")
+    tags = ("core", "personal", "prototype", "server-side")
     num_clusters: Annotated[int, Ge(0)] = 5
     """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
     pca_dims: Annotated[int, Ge(1)] = 10

@@ -52,7 +52,7 @@ Known = WeightsAndPrototypes[Prototypes]
 
 @dataclass(frozen=True)
 class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
-    tags = ("global", "prototype", "heterogeneous")
+    tags = ("core", "global", "prototype", "heterogeneous")
     distillation_weight: NonNegative = 0.1
     """α in Eq. (15): the weight of the distillation."""
     information_weight: NonNegative = 0.01

@@ -49,7 +49,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class FPL(PrototypeSharing[Targets]):
-    tags = ("global", "prototype", "server-side")
+    tags = ("core", "global", "prototype", "server-side")
     temperature: Positive = 0.02
     """τ in Eq. (7)."""
     contrast: bool = True

@@ -105,7 +105,7 @@ class SampledUpload:
 
 @dataclass(frozen=True)
 class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
-    tags = ("global", "personal", "prototype", "server-side", "wrapper")
+    tags = ("core", "global", "personal", "prototype", "server-side", "wrapper")
     retrains_classifier = True
     base: GlobalModel[Any] = field(default_factory=FedAvg)
     """The method whose objective is L_base in Eq. (18)."""
