@@ -8,8 +8,62 @@ import torch
 
 from doubles import tiny
 from protofed.api.task import Task
+from protofed.methods import METHODS
 
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
+
+TESTS = Path(__file__).parent
+QUICK_METHODS = ("fedavg", "scaffold", "fpl", "fedpc", "pfedcspc")
+"""One of each kind: weights, a state at both ends, prototypes, clusters, retraining at the server."""
+QUICK_PATHS = (
+    "api",
+    "data",
+    "engine",
+    "evaluation",
+    "golden",
+    "methods/test_conformance.py",
+    *(f"methods/test_{name}.py" for name in QUICK_METHODS),
+    "nn",
+    "optim",
+    "prototypes",
+    "runs/test_config.py",
+    "runtimes/test_sequential.py",
+    "transforms",
+    "test_layers.py",
+    "test_seeds.py",
+    "test_tree.py",
+    "test_wire.py",
+)
+"""What `pytest --quick` runs, below tests/."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="small unit tests, and five methods instead of all")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("quick") or collection_path.is_dir():
+        return None
+    return not any(collection_path.is_relative_to(TESTS / path) for path in QUICK_PATHS) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        left_out = [item for item in items if any(map(_is_other_method, _arguments(item)))]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _arguments(item: pytest.Item) -> list[object]:
+    """What a parametrised test is called with."""
+    return (
+        list(item.callspec.params.values()) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
+    )
+
+
+def _is_other_method(argument: object) -> bool:
+    """Whether a test's argument names a method that is left out, such as "moon", or other settings: "fpl, global"."""
+    return isinstance(argument, str) and argument.partition(",")[0] in METHODS and argument not in QUICK_METHODS
 
 
 @pytest.fixture
