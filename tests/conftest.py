@@ -35,6 +35,15 @@ QUICK_PATHS = (
     "test_wire.py",
 )
 """What `pytest --quick` runs, below tests/."""
+NOT_QUICK = (
+    "test_conformance",
+    "test_it_conforms",
+    "test_settings_that_take_another_path_conform",
+    "test_a_setting_makes_a_difference",
+    "test_the_checks_catch_what_is_broken_and_nothing_else",
+    "test_the_order_of_arrival_changes_no_bit",
+)
+"""Tests there that take long: mostly other settings of the five methods."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,16 +58,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("quick"):
-        left_out = [item for item in items if any(map(_is_other_method, _arguments(item)))]
+        left_out = [item for item in items if not _is_quick(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
 
 
-def _arguments(item: pytest.Item) -> list[object]:
-    """What a parametrised test is called with."""
-    return (
-        list(item.callspec.params.values()) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else []
-    )
+def _is_quick(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function):
+        return True
+    arguments = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return item.originalname not in NOT_QUICK and not any(map(_is_other_method, arguments))
 
 
 def _is_other_method(argument: object) -> bool:
