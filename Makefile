@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test test-all golden check format lint types clean
+.PHONY: install demo quick test test-all coverage golden check format lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer (set PYTHON=...)")'
@@ -18,11 +18,20 @@ install: $(READY)
 demo: $(READY)
 	$(BIN)/protofed demo
 
+# For editing: five methods instead of all, and the small unit tests (tests/conftest.py says which).
+quick: lint types
+	$(BIN)/pytest --quick -n auto --dist worksteal
+
 test: $(READY)
 	$(BIN)/pytest -n auto --dist loadfile
 
 test-all: $(READY)
 	$(BIN)/pytest -n auto --dist loadfile -m 'slow or not slow'
+
+# Lines and branches that the tests reach, without those that only a subprocess reaches.
+coverage: $(READY)
+	$(BIN)/pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
+	@echo 'coverage: see htmlcov/index.html'
 
 # Records tests/golden anew, at a commit whose numbers are right.
 golden: $(READY)
@@ -42,4 +51,4 @@ types: $(READY)
 check: lint types test
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist htmlcov .coverage .mypy_cache .pytest_cache .ruff_cache

@@ -8,8 +8,71 @@ import torch
 
 from doubles import tiny
 from protofed.api.task import Task
+from protofed.methods import METHODS
 
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
+
+TESTS = Path(__file__).parent
+QUICK_METHODS = ("fedavg", "scaffold", "fpl", "fedpc", "pfedcspc")
+"""One of each kind: weights, a state at both ends, prototypes, clusters, retraining at the server."""
+QUICK_PATHS = (
+    "api",
+    "data",
+    "engine",
+    "evaluation",
+    "golden",
+    "methods/test_conformance.py",
+    *(f"methods/test_{name}.py" for name in QUICK_METHODS),
+    "nn",
+    "optim",
+    "prototypes",
+    "runs/test_config.py",
+    "runtimes/test_sequential.py",
+    "transforms",
+    "test_layers.py",
+    "test_seeds.py",
+    "test_tree.py",
+    "test_wire.py",
+)
+"""What `pytest --quick` runs, below tests/."""
+NOT_QUICK = (
+    "test_conformance",
+    "test_it_conforms",
+    "test_settings_that_take_another_path_conform",
+    "test_a_setting_makes_a_difference",
+    "test_the_checks_catch_what_is_broken_and_nothing_else",
+    "test_the_order_of_arrival_changes_no_bit",
+)
+"""Tests there that take long: mostly other settings of the five methods."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="small unit tests, and five methods instead of all")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("quick") or collection_path.is_dir():
+        return None
+    return not any(collection_path.is_relative_to(TESTS / path) for path in QUICK_PATHS) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        left_out = [item for item in items if not _is_quick(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    if not isinstance(item, pytest.Function):
+        return True
+    arguments = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return item.originalname not in NOT_QUICK and not any(map(_is_other_method, arguments))
+
+
+def _is_other_method(argument: object) -> bool:
+    """Whether a test's argument names a method that is left out, such as "moon", or other settings: "fpl, global"."""
+    return isinstance(argument, str) and argument.partition(",")[0] in METHODS and argument not in QUICK_METHODS
 
 
 @pytest.fixture
