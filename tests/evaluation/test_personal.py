@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from protofed.evaluation.local_tests import _sizes, label_counts, local_test
+from protofed.evaluation.personal import Judge, Judged, means
 from torch import Tensor
 
 import protofed
@@ -16,9 +18,7 @@ from protofed.api.requests import Request
 from protofed.engine.federation import Federation, Training
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
-from protofed.evaluation.local_tests import _sizes, label_counts, local_test
 from protofed.metrics.formulas import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
-from protofed.evaluation.personal import Judge, Judged, means
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.tree import Params, Tree

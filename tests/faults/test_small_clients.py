@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from protofed.evaluation.personal import Judged
 from torch import Tensor, nn
 
 from methods.conformance import (
@@ -31,12 +32,11 @@ from protofed import tree
 from protofed.api.task import Task
 from protofed.data.batches import Data, training_plan
 from protofed.engine.federation import Federation, State
-from protofed.metrics.formulas import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
-from protofed.evaluation.personal import Judged
 from protofed.methods import METHODS
 from protofed.methods.ccvr import CCVR, class_gaussians, virtual_features
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fpl import FPL
+from protofed.metrics.formulas import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Gradient, Sgd
 from protofed.prototypes.calibration import known_cross_entropy

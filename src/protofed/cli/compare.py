@@ -89,7 +89,7 @@ def _run_and_report(
     else:
         for part in parts:
             title = f"{part.task}: accuracy on each domain, %; mean ± sd of {len(comparison.seeds)} seeds"
-            out.print(domain_sheet(part.rows, part.domains).rich(title, out.width))
+            out.print(domain_sheet(part.rows, part.domains, part.is_own_data).rich(title, out.width))
         out.print(NOTE, highlight=False)
         say(f"report {path}")
     failures = [outcome.failure for outcome in outcomes if outcome.failure]

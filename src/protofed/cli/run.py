@@ -1,6 +1,5 @@
 """`protofed run` and `protofed show`: one experiment and its results."""
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +11,12 @@ from rich.table import Table
 from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, OutDir, err, out, print_json, say
 from protofed.cli.signals import stop_on_signal
 from protofed.errors import BadInput
+from protofed.metrics.registry import METRICS
 from protofed.reports import progress
 from protofed.runs.config import config as configuration
 from protofed.runs.config.config_diff import refuse_changes
-from protofed.runs.runner import METRICS, Round, execute, parsed, summarised
+from protofed.runs.results import Round, Summed, parsed, summed
+from protofed.runs.runner import execute
 from protofed.runs.store.checkpoint import refuse_other_data
 from protofed.runs.store.folder import RunFolder
 from protofed.runs.sweep import folder_of
@@ -88,39 +89,45 @@ def show(
 def _show(folder: RunFolder, as_json: bool) -> None:
     rounds = parsed(folder.read_rounds())
     evaluated = [r for r in rounds if r.is_evaluated]
-    summary = summarised(rounds, "last_five") if evaluated else {}
+    scores = summed(rounds, "last_five") if evaluated else None
     if as_json:
+        means = asdict(scores) if scores else {}
         rows = [asdict(r) for r in rounds]
-        print_json({"folder": str(folder.path), "done": folder.is_done, "accuracy": summary, "rounds": rows})
+        print_json({"folder": str(folder.path), "done": folder.is_done, "last_five": means, "rounds": rows})
         return
     state = "done" if folder.is_done else f"not finished: {sum(r.round > 0 for r in rounds)} rounds so far"
     say(f"{folder.path}: {state}")
-    if evaluated:
-        out.print(_rounds_table(evaluated, summary))
-        out.print(_metrics_table(summary))
+    if scores:
+        out.print(_rounds_table(evaluated, scores))
+        out.print(_metrics_table(scores))
     failures = sum(len(r.failures) for r in rounds)
     if failures:
         out.print(f"{failures} replies did not count; rounds.jsonl says which and why", style="yellow")
 
 
-def _rounds_table(rounds: list[Round], summary: Mapping[str, float]) -> Table:
+def _rounds_table(rounds: list[Round], scores: Summed) -> Table:
     """About ten rounds, and the mean of the last five."""
+    domains = list(rounds[-1].domains)
     table = Table(title=f"accuracy, % ({rounds[-1].judged})", title_justify="left")
-    for name in ("round", *rounds[-1].domains, "average"):
+    for name in ("round", *domains, "average"):
         table.add_column(escape(name), justify="right")
     step = max(1, len(rounds) // 10)
     for r in rounds[-1::-step][::-1]:
-        table.add_row(str(r.round), *(f"{100 * v:.1f}" for v in (*r.domains.values(), r.average or 0.0)))
+        table.add_row(str(r.round), *_percent([*(r.domains[d]["accuracy"] for d in domains), r.average or 0.0]))
     table.add_section()
-    columns = (*rounds[-1].domains, "average")
-    table.add_row("last five", *(f"{100 * summary[c]:.1f}" for c in columns), style="bold")
+    last_five = [*(scores.domains[d]["accuracy"] for d in domains), scores.metrics["average"]]
+    table.add_row("last five", *_percent(last_five), style="bold")
     return table
 
 
-def _metrics_table(summary: Mapping[str, float]) -> Table:
+def _metrics_table(scores: Summed) -> Table:
     """Every metric that was measured, with its meaning."""
     table = Table("metric", "last five, %", "what it is", title="metrics", title_justify="left")
-    for name, meaning in METRICS.items():
-        if name in summary:
-            table.add_row(name, f"{100 * summary[name]:.1f}", meaning)
+    for metric in METRICS:
+        if metric.id in scores.metrics:
+            table.add_row(metric.id, *_percent([scores.metrics[metric.id]]), metric.note)
     return table
+
+
+def _percent(values: list[float]) -> list[str]:
+    return [f"{100 * value:.1f}" for value in values]
