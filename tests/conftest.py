@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from doubles import tiny
+from doubles import memories, tiny
 from protofed.api.task import Task
+from protofed.engine.state import State
 from protofed.methods import METHODS
+
+State.memories = property(memories)  # type: ignore[attr-defined]  # what clients of a simulation keep, for tests to look at
 
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
 

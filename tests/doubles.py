@@ -8,15 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from protofed.api.contexts import Reply
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
+from protofed.engine.federation import Federation
+from protofed.engine.state import State
 from protofed.nn.networks import Parts
-from protofed.runtimes.base import Failure, Job, Reason
+from protofed.runtimes.base import Answer, Failure, Job, Reason
+from protofed.runtimes.client_store import InMemoryStore, Receipt
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree, named_leaves
 
-Outcomes = Iterator[tuple[ClientId, Reply[Any, Any] | Failure]]
+Outcomes = Iterator[tuple[ClientId, Answer | Failure]]
 
 INPUTS, FEATURES, CLASSES = 12, 8, 5
 
@@ -25,6 +27,7 @@ class Faulty(Sequential):
     """These clients fail instead of working."""
 
     def __init__(self, clients: set[ClientId]) -> None:
+        super().__init__()
         self.clients = clients
 
     def run(self, jobs: Iterable[Job]) -> Outcomes:
@@ -39,6 +42,7 @@ class Shuffled(Sequential):
     """Every job is done before the first outcome is given out, and they come in a random order."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self.random = random.Random(seed)
 
     def run(self, jobs: Iterable[Job]) -> Outcomes:
@@ -51,14 +55,44 @@ class Tampering(Sequential):
     """One client's upload is changed on its way."""
 
     def __init__(self, client: ClientId, change: Callable[[Any], Any]) -> None:
+        super().__init__()
         self.client = client
         self.change = change
 
     def run(self, jobs: Iterable[Job]) -> Outcomes:
         for client, outcome in super().run(jobs):
-            if client == self.client and isinstance(outcome, Reply):
+            if client == self.client and isinstance(outcome, Answer):
                 outcome = replace(outcome, upload=self.change(outcome.upload))
             yield client, outcome
+
+
+class Watching(Sequential):
+    """Tells of every client whose step ended well: its message and its upload."""
+
+    def __init__(self, tell: Callable[[ClientId, Any, Any], None]) -> None:
+        super().__init__()
+        self.tell = tell
+
+    def run(self, jobs: Iterable[Job]) -> Outcomes:
+        for job in jobs:
+            [(client, outcome)] = super().run([job])
+            if isinstance(outcome, Answer):
+                self.tell(client, job.message, outcome.upload)
+            yield client, outcome
+
+
+def memories(state: State) -> dict[ClientId, Tree]:
+    """What the clients of a simulation without a folder keep."""
+    store = InMemoryStore()
+    return {client: store.load(client, receipt) for client, receipt in state.receipts.items()}
+
+
+def job_of(
+    federation: Federation, client: ClientId, message: Any, receipt: Receipt | None = None, round: int = 0
+) -> Job:
+    """One client's training."""
+    context = federation.client_context(client, round)
+    return Job(client, federation.method.train, context, message, receipt, federation.method)
 
 
 def tiny(num_clients: int = 4) -> Task:

@@ -373,9 +373,9 @@ def test_a_client_that_never_took_part_has_a_fresh_memory(tiny_task: Task) -> No
     federation = Federation(Moon(), tiny_task, TRAINING)
     state = federation.start()
     message = federation.method.message_for(state.server, "c00")
-    assert federation.memory_of(state, "c00", message).exists == 0
+    assert federation.client_state(state, "c00", message).exists == 0
     state = federation.advance(state)
-    assert federation.memory_of(state, "c00", message) is state.memories["c00"]
+    assert federation.client_state(state, "c00", message) is state.memories["c00"]
     assert state.memories["c00"].exists == 1
 
 

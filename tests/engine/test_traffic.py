@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles import CLASSES, FEATURES, INPUTS, tiny
+from doubles import CLASSES, FEATURES, INPUTS, job_of, tiny
 from protofed import METHODS, wire
-from protofed.api.contexts import Reply
 from protofed.api.method import Clients, Method
 from protofed.engine.federation import Federation, Training
 from protofed.engine.state import State, Traffic
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import matching
-from protofed.runtimes.base import Job
+from protofed.runtimes.base import Answer
 from protofed.tree import Nothing, record
 from protofed.wire import num_bytes
 
@@ -137,10 +136,10 @@ def sent(federation: Federation, state: State, client: str) -> tuple[object, obj
     """The message that a client gets, and what it really uploads."""
     method = federation.method
     message = method.message_for(state.server, client)
-    memory = federation.memory_of(state, client, message)
-    job = Job(client, method.train, federation.client_context(client, state.round), message, memory, method.init_memory)
-    [(_, reply)] = federation.runtime.run([job])
-    assert isinstance(reply, Reply)
+    [(_, reply)] = federation.runtime.run(
+        [job_of(federation, client, message, state.receipts.get(client), state.round)]
+    )
+    assert isinstance(reply, Answer)
     return message, reply.upload
 
 

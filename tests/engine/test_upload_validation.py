@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from protofed.engine.upload_validation import Limits, UploadValidator
-from protofed.runtimes.base import TROUBLES, Failure, Reason
+from protofed.runtimes.base import NOT_THE_CLIENTS_FAULT, Failure, Reason
 from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
 
 
@@ -27,7 +27,7 @@ class Upload:
 
 
 def admitted(client: str, upload: Tree, like: Tree, num_classes: int) -> Any:
-    return UploadValidator(like, Limits(num_classes, max_norm=1e6, enrolled={"c": 10})).admitted(client, upload)
+    return UploadValidator(like, Limits(num_classes, max_norm=1e6, enrolled={"c": 10})).validated(client, upload)
 
 
 def good() -> Upload:
@@ -186,7 +186,7 @@ def test_a_fault_is_refused_by_its_reason_and_path(upload: Tree, reason: Reason,
 def test_every_reason_that_the_gate_can_give_is_tested() -> None:
     of_messages = {Reason.UNDECODABLE, Reason.TOO_LARGE, Reason.DUPLICATE}  # see test_envelope.py
     of_messages |= {Reason.WRONG_RUN, Reason.STALE_ROUND, Reason.WRONG_MODEL}
-    assert {reason for _, reason, _ in FAULTS.values()} == set(Reason) - TROUBLES - of_messages
+    assert {reason for _, reason, _ in FAULTS.values()} == set(Reason) - NOT_THE_CLIENTS_FAULT - of_messages
 
 
 @record

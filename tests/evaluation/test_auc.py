@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from protofed.evaluation.auc import area, client_areas, evaluate_areas
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
@@ -14,7 +15,6 @@ from protofed import METHODS, Data, Task
 from protofed.engine.federation import Federation, Training
 from protofed.engine.state import State
 from protofed.errors import BadInput
-from protofed.evaluation.auc import area, client_areas, evaluate_areas
 from protofed.nn.networks import Model, Parts
 from run_doubles import small_experiment
 
@@ -70,7 +70,7 @@ def expected(federation: Federation, state: State, client: str, domain: str) -> 
     """By scikit-learn, from probabilities of a client's model one example at a time."""
     method, data = federation.method, federation.task.tests[domain]
     message = method.message_for(state.server, client)
-    memory = federation.memory_of(state, client, message)
+    memory = federation.client_state(state, client, message)
     model = federation.networks_of(client).model(method.local_weights(message, memory))
 
     def chance(row: int) -> Tensor:

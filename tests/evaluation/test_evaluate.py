@@ -16,7 +16,7 @@ def counted(federation: Federation, state: State, client: str, domain: str) -> f
     method, data = federation.method, federation.task.tests[domain]
     message = method.message_for(state.server, client)
     model = federation.networks_of(client).model(
-        method.local_weights(message, federation.memory_of(state, client, message))
+        method.local_weights(message, federation.client_state(state, client, message))
     )
     with torch.no_grad():
         hits = [int(model.logits(data.x[i : i + 1]).argmax()) == int(data.y[i]) for i in data.index.tolist()]

@@ -619,7 +619,7 @@ class Churn(Sequential):
 
     def run(self, jobs: Iterable[Job]) -> Outcomes:
         for job in jobs:
-            if self.is_away(job.client, job.local.round, job.local.num_rounds):
+            if self.is_away(job.client, job.context.round, job.context.num_rounds):
                 yield job.client, Failure(job.client, Reason.CLIENT_ERROR, "away")
             else:
                 yield from super().run([job])

@@ -258,11 +258,11 @@ def test_the_prototype_of_a_class_that_nobody_has_stays_absent(name: str) -> Non
 
 def predicted_classes(of: Federation, state: State) -> Tensor:
     message = of.method.message_for(state.server, "north")
-    model = of.networks_of("north").model(of.method.local_weights(message, of.memory_of(state, "north", message)))
+    model = of.networks_of("north").model(of.method.local_weights(message, of.client_state(state, "north", message)))
     x = of.task.tests["test"].x
     # Also zeros, to which the row of an absent prototype, which is all zeros, would be nearest.
     everything = torch.cat([x, torch.zeros(1, 12), 1e-3 * torch.randn(500, 12, generator=torch.Generator())])
-    return of.method.predict(model, everything, message, of.memory_of(state, "north", message)).argmax(-1)
+    return of.method.predict(model, everything, message, of.client_state(state, "north", message)).argmax(-1)
 
 
 def test_the_nearest_prototype_is_never_one_of_a_class_that_nobody_has() -> None:

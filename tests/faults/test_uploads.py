@@ -441,7 +441,7 @@ def peak():
 
 
 def said(outcome):
-    outcome = gate.admitted("c", outcome) if isinstance(outcome, Envelope) else outcome
+    outcome = gate.validated("c", outcome) if isinstance(outcome, Envelope) else outcome
     return str(outcome.reason) if isinstance(outcome, Failure) else "accepted"
 
 
@@ -737,7 +737,7 @@ class Fuzzed(Sequential):
             data = sealed(ticket, outcome.upload).data
             if client != self.federation.ids[0]:
                 data = generated(data, self.random)
-            self.sent.append((job.local.round, client, is_valid(data, ticket, len(job.local.data))))
+            self.sent.append((job.context.round, client, is_valid(data, ticket, len(job.context.data))))
             yield client, WireMessage(data)
 
 
@@ -825,7 +825,7 @@ def spoiling(clients: Callable[[ClientId, int], bool]) -> type[Sequential]:
                 self.asked[-1].append(job.client)
                 [(client, outcome)] = super().run([job])
                 assert isinstance(outcome, Reply)
-                if clients(client, job.local.round):
+                if clients(client, job.context.round):
                     outcome = replace(outcome, upload=first_leaf_spoiled(outcome.upload))
                 yield client, outcome
 

@@ -178,7 +178,7 @@ class Scripted(Sequential):
 
     def run(self, jobs: Iterable[Job]) -> Outcomes:
         for job in jobs:
-            key = job.client, job.local.step_seed
+            key = job.client, job.context.step_seed
             if key not in self.done:
                 [(_, self.done[key])] = super().run([job])
             yield job.client, self.change(job.client, self.done[key])

@@ -51,7 +51,10 @@ def golden(case: str, task: str) -> Golden:
     result = protofed.run(
         method=method, task=task, rounds=ROUNDS, epochs=1, evaluate_every=ROUNDS, runtime="sequential"
     )
-    clients = [leaf for client in sorted(result.state.memories) for leaf in tree.leaves(result.state.memories[client])]
+    states = {
+        c: result.federation.runtime.store.load(c, receipt) for c, receipt in sorted(result.state.receipts.items())
+    }
+    clients = tree.leaves(states)
     server = tree.leaves(result.state.server)
     return Golden(digest(server), digest(clients), norm(server), norm(clients))
 

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from doubles import job_of
 from protofed import tree, wire
 from protofed.api.contexts import Reply
 from protofed.api.method import Method
-from protofed.api.requests import Total
+from protofed.api.requests import Map
 from protofed.api.task import Task
 from protofed.data.batches import Batch, Data, batch_at, training_plan
 from protofed.data.transforms import Transform
@@ -28,7 +29,7 @@ from protofed.engine.state import State
 from protofed.engine.upload_validation import UploadValidator
 from protofed.nn.networks import Model, Networks, Parts, matching
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import Failure, Job, Reason
+from protofed.runtimes.base import Answer, Failure, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 from protofed.tree import Params
@@ -119,11 +120,11 @@ def usual_reply(method: Method, client: str, rounds: int = 1) -> tuple[Any, Repl
 def reply_of(of: Federation, state: State, client: str) -> Reply[Any, Any]:
     """What one client would reply now."""
     message = of.method.message_for(state.server, client)
-    memory = of.memory_of(state, client, message)
-    job = Job(client, of.method.train, of.client_context(client, state.round), message, memory, of.method.init_memory)
+    job = job_of(of, client, message, state.receipts.get(client), state.round)
     [(_, outcome)] = of.runtime.run([job])
-    assert isinstance(outcome, Reply), f"client {client} failed: {outcome}"
-    return outcome
+    assert isinstance(outcome, Answer), f"client {client} failed: {outcome}"
+    assert outcome.receipt is not None
+    return Reply(outcome.upload, of.runtime.store.load(client, outcome.receipt))
 
 
 def scripted(method: Method, sampled: Callable[[int], tuple[str, ...]], runtime: Any = None) -> Federation:
@@ -208,7 +209,7 @@ class Faulty(Sequential):
 
     def run(self, jobs: Any) -> Iterator[tuple[str, Any]]:
         for job in jobs:
-            is_faulty = (job.client, job.local.round) == (self.client, self.round)
+            is_faulty = (job.client, job.context.round) == (self.client, self.round)
             if is_faulty and self.crashes:
                 yield job.client, Failure(job.client, Reason.CLIENT_ERROR, "told to")
                 continue
@@ -378,7 +379,7 @@ def check_records_survive_the_wire(method: Method) -> None:
             assert_same(back, value, f"the {what} of {client} after the wire")
             assert type(back) is type(value), f"the {what} of {client} is a {type(back)} after the wire"
             assert wire.encode(back) == data, f"the {what} of {client} is encoded differently the second time"
-        passed = UploadValidator(like, of.limits).admitted(client, reply.upload)
+        passed = UploadValidator(like, of.limits).validated(client, reply.upload)
         assert not isinstance(passed, Failure), f"the gate refuses the upload of {client}: {passed}"
     again = of.advance(through_the_wire(of, state))
     assert_same(whole(again), whole(usual(method, 2)), "a round from decoded state")
@@ -441,7 +442,7 @@ def _scores(of: Federation, state: State) -> Iterator[tuple[str, Tensor]]:
     with torch.no_grad():
         for client in of.ids:
             message = method.message_for(state.server, client)
-            memory = of.memory_of(state, client, message)
+            memory = of.client_state(state, client, message)
             model = of.networks_of(client).model(method.local_weights(message, memory))
             yield f"the model of {client}", method.predict(model, x, message, memory)
         public = method.public(state.server)
@@ -486,9 +487,9 @@ def check_models_predict(method: Method) -> None:
     if public is not None:
         params, message = public
         for domain, data in TASK.tests.items():
-            request = Total(of.networks_of("ann"), params, (message, None), data, TASK.transform, 0, method.confusion)
-            (confusion,) = of.runtime.answer(request)
-            assert confusion.sum(-1).tolist() == [3] * CLASSES, f"{domain}: not every test example was judged once"
+            request = Map(of.networks_of("ann"), params, (message, None), data, TASK.transform, 0, method.outcomes)
+            predicted = of.runtime.answer(request).predicted
+            assert predicted.shape == data.labels.shape, f"{domain}: not every test example was judged once"
 
 
 def check_few_clients_at_a_time(method: Method) -> None:

@@ -84,7 +84,7 @@ def test_between_rounds_a_client_has_the_shared_weights_and_its_own_normalisatio
 
 def test_normalisation_starts_from_the_common_initial_weights() -> None:
     of, state = federation(METHOD), usual(METHOD, 0)
-    memory = of.memory_of(state, "ann", METHOD.message_for(state.server, "ann"))
+    memory = of.client_state(state, "ann", METHOD.message_for(state.server, "ann"))
     initial = of.server_context(0, "round").initial_params()
     whole = METHOD.local_weights(state.server, memory)
     assert_same(tree.select(whole, list(initial)), initial, "the start")

@@ -199,7 +199,7 @@ def test_a_step_mixes_by_validation_loss_and_distance_and_trains_on_the_rest(cli
 def test_in_the_first_round_nothing_is_mixed() -> None:
     of, state = federation(METHOD), usual(METHOD, 0)
     message = METHOD.message_for(state.server, "ann")
-    [fit] = fits(METHOD.train(of.client_context("ann", 0), message, of.memory_of(state, "ann", message)))
+    [fit] = fits(METHOD.train(of.client_context("ann", 0), message, of.client_state(state, "ann", message)))
     assert_same(fit.params, of.server_context(0, "round").initial_params(), "where training starts")
     assert reply_of(of, state, "ann").upload.worth.tolist() == [0.0] * 4
 

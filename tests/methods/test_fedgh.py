@@ -175,4 +175,4 @@ def test_networks_may_differ_in_front_of_the_header() -> None:
     message = of.method.message_for(start.server, "bob")
     own = matching(of.client_context("bob", 0).initial_params(), HEADER)
     assert fingerprint(own) != fingerprint(message.params)
-    assert_same(matching(of.memory_of(start, "bob", message).params, HEADER), message.params, "bob's first header")
+    assert_same(matching(of.client_state(start, "bob", message).params, HEADER), message.params, "bob's first header")

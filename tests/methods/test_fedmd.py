@@ -141,7 +141,7 @@ def test_the_digest_is_the_mean_absolute_difference_of_scores() -> None:
 def requests_of(method: FedMD, rounds: int, client: str = "ann") -> list[Any]:
     """What a client asks of the runtime in the next round."""
     of, state = federation(method), usual(method, rounds)
-    step = method.train(of.client_context(client, rounds), state.server, of.memory_of(state, client, state.server))
+    step = method.train(of.client_context(client, rounds), state.server, of.client_state(state, client, state.server))
     seen, answer = [], None
     while True:
         try:

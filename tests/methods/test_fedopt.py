@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from doubles import Watching
 from methods.conformance import (
     CHECKS,
     SIZES,
@@ -95,7 +96,7 @@ def by_hand(method: FedOPT, w: np.ndarray, ways: list[np.ndarray]) -> list[np.nd
 def ten_rounds(method: FedOPT) -> tuple[list[Params], list[Params]]:
     """The server's weights before and after each of ten rounds, and the mean of what clients sent in each."""
     sent: list[tuple[str, Params]] = []
-    of = Federation(method, TASK, TRAINING, on_trained=lambda c, message, reply: sent.append((c, reply.upload.params)))
+    of = Federation(method, TASK, TRAINING, Watching(lambda c, _, upload: sent.append((c, upload.params))))
     state = of.start()
     servers, means = [state.server.params], []
     weights = SIZES if method.weighting == "examples" else dict.fromkeys(SIZES, 1)

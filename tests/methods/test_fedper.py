@@ -85,7 +85,7 @@ def test_heads_start_from_the_common_initial_weights_even_late() -> None:
     of, state = federation(METHOD), usual(METHOD, 0)
     initial = of.server_context(0, "round").initial_params()
     for server in (state.server, usual(METHOD, 2).server):
-        memory = of.memory_of(state, "ann", METHOD.message_for(server, "ann"))
+        memory = of.client_state(state, "ann", METHOD.message_for(server, "ann"))
         assert_same(memory.params, matching(initial, HEAD), "the first head")
 
 

@@ -109,6 +109,6 @@ def test_heads_start_from_the_common_initial_weights_and_nobody_has_a_public_mod
     of, state = federation(FEDREP), usual(FEDREP, 0)
     initial = of.server_context(0, "round").initial_params()
     for client in TASK.clients:
-        memory = of.memory_of(state, client, FEDREP.message_for(state.server, client))
+        memory = of.client_state(state, client, FEDREP.message_for(state.server, client))
         assert_same(FEDREP.local_weights(state.server, memory), initial, f"the start of {client}")
     assert FEDREP.public(state.server) is None

@@ -257,7 +257,7 @@ def drive(method: FedSeProto, client: str, state: State) -> tuple[list[tuple[Fit
     """The fits that a client's step asks for, with their answers, and what it ends with."""
     of, fits, answer = federation(method), [], None
     message = method.message_for(state.server, client)
-    step = method.train(of.client_context(client, state.round), message, of.memory_of(state, client, message))
+    step = method.train(of.client_context(client, state.round), message, of.client_state(state, client, message))
     while True:
         try:
             request = step.send(answer)

@@ -86,7 +86,7 @@ def test_a_client_takes_the_better_of_both_soups(rounds: int) -> None:
     of, received = federation(EARLY), state.server.params
     for client in SIZES:
         reply = reply_of(of, state, client)
-        memory = of.memory_of(state, client, state.server)
+        memory = of.client_state(state, client, state.server)
         trained, _ = trained_by_hand(received, client, mean_cross_entropy, round=rounds)
         n = int(memory.count)
         plain, joint = mixed((trained, 1), (memory.pool, n)), mixed((trained, 1), (received, 1), (memory.pool, n))

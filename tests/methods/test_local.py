@@ -26,7 +26,7 @@ def test_nothing_is_sent_in_either_direction() -> None:
 
 def test_clients_start_alike_and_become_different() -> None:
     of, state = federation(LocalOnly()), usual(LocalOnly(), 0)
-    starts = [of.memory_of(state, client, state.server) for client in TASK.clients]
+    starts = [of.client_state(state, client, state.server) for client in TASK.clients]
     for start in starts:
         assert_same(start, starts[0], "the first model")
     ends = usual(LocalOnly(), 2).memories

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from doubles import CLASSES, FEATURES, bits
-from protofed.api.contexts import ClientContext, Reply
+from doubles import CLASSES, FEATURES, bits, job_of
+from protofed.api.contexts import ClientContext
 from protofed.api.requests import Objective
 from protofed.api.task import Task
 from protofed.data.batches import Batch, batch_at, training_plan
@@ -34,7 +34,7 @@ from protofed.prototypes.class_means import (
     recorded,
     with_recorder,
 )
-from protofed.runtimes.base import Job
+from protofed.runtimes.base import Answer
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 
@@ -100,8 +100,8 @@ def test_prototypes_of_a_client(tiny_task: Task, mode: PrototypeMode) -> None:
     message, local = federation.start().server, federation.client_context("c01", 0)
     assert len(local.data) % 4  # so that there is filler, which must not count
     method = federation.method
-    ((_, reply),) = federation.runtime.run([Job("c01", method.train, local, message, None, method.init_memory)])
-    assert isinstance(reply, Reply)
+    ((_, reply),) = federation.runtime.run([job_of(federation, "c01", message)])
+    assert isinstance(reply, Answer)
     upload: PrototypeUpload = reply.upload
 
     if mode == "recomputed":  # evaluation mode, with the statistics that training left

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles import Faulty, bits, tiny
+from doubles import Faulty, Watching, bits, job_of, tiny
 from protofed import BadInput, RunFailed
 from protofed.api.contexts import Reply
 from protofed.api.requests import Fit, Objective
@@ -18,7 +18,7 @@ from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedrep import FedRep
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import Failure, Job, Reason
+from protofed.runtimes.base import Failure, Reason
 from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.divergence import Diverged, are_finite, explained
 from protofed.runtimes.sequential import Sequential, fit
@@ -70,11 +70,7 @@ def failures(method: Any, runtime: Any, **training: Any) -> list[Failure]:
 
 
 def _jobs(federation: Federation, server: Any) -> list[Any]:
-    method = federation.method
-    return [
-        Job(c, method.train, federation.client_context(c, 0), method.message_for(server, c), None, method.init_memory)
-        for c in federation.ids
-    ]
+    return [job_of(federation, c, federation.method.message_for(server, c)) for c in federation.ids]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -231,11 +227,11 @@ def test_a_client_may_repeat_its_round_at_half_the_rate_until_it_stays_finite() 
     assert state.repeats == {"c01": 3}
     assert state.failures == ()
     seen: dict[str, Any] = {}
-    watched = replace(of, on_trained=lambda client, message, reply: seen.update({client: reply.upload.params}))
+    watched = replace(of, runtime=Watching(lambda client, _, upload: seen.update({client: upload.params})))
     watched.advance(watched.start())
     alone = federation("stop", lr=0.0125)
     found: dict[str, Any] = {}
-    alone = replace(alone, on_trained=lambda client, message, reply: found.update({client: reply.upload.params}))
+    alone = replace(alone, runtime=Watching(lambda client, _, upload: found.update({client: upload.params})))
     alone.advance(alone.start())
     assert bits(seen["c01"]) == bits(found["c01"]), "the round is the one with the lower rate"
     assert bits(seen["c00"]) != bits(found["c00"]), "others keep theirs"

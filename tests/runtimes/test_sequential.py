@@ -17,7 +17,7 @@ from protofed.data.batches import Batch, Data, batch_at, evaluation_plan, traini
 from protofed.data.transforms import Transform
 from protofed.nn.networks import Model, Networks, Parts, Patterns
 from protofed.optim.optimizers import Optimizer, Sam, Sgd
-from protofed.runtimes.base import Failure, Job, Reason
+from protofed.runtimes.base import Answer, Failure, Job, Reason
 from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
@@ -317,8 +317,11 @@ def local(networks: Networks, data: Data) -> ClientContext:
     return ClientContext("c02", 2, 9, CLASSES, networks, data, Transform(), OPTIMIZER, EPOCHS, SIZE, SEED, STEP_SEED)
 
 
-def no_memory(local: ClientContext, message: None) -> None:
-    return None
+class NoMemory:
+    """All that a job needs of a method."""
+
+    def init_memory(self, local: ClientContext, message: None) -> Nothing:
+        return Nothing()
 
 
 def fit_seed(count: int) -> int:
@@ -329,9 +332,9 @@ def outcome(local: ClientContext, step: Callable[..., Any]) -> Any:
     async def replying(*arguments: Any) -> Reply[Any, Nothing]:
         return Reply(await step(*arguments), Nothing())
 
-    ((client, found),) = Sequential().run([Job(local.id, replying, local, None, None, no_memory)])
+    ((client, found),) = Sequential().run([Job(local.id, replying, local, None, None, NoMemory())])
     assert client == local.id
-    return found.upload if isinstance(found, Reply) else found
+    return found.upload if isinstance(found, Answer) else found
 
 
 def test_a_fit_of_a_client_is_seeded_by_its_step_and_count(
@@ -427,7 +430,7 @@ def test_an_error_at_a_client_is_a_failure_that_says_where_and_the_next_client_w
         return Reply(Nothing(), Nothing())
 
     steps = {"a": broken, "b": misled, "c": forgetful, "d": good}
-    jobs = [Job(client, step, local, None, None, no_memory) for client, step in steps.items()]
+    jobs = [Job(client, step, local, None, None, NoMemory()) for client, step in steps.items()]
     a, b, c, d = Sequential().run(jobs)
     assert isinstance(a[1], Failure)
     assert a[1].reason is Reason.CLIENT_ERROR

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles import Faulty, bits, tiny
+from doubles import Faulty, bits, job_of, tiny
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Uploads
 from protofed.api.requests import Map, Total
@@ -245,7 +245,8 @@ def test_a_memory_that_cannot_be_made_is_the_same_failure(workers: Workers) -> N
 def jobs(of: Federation, step: Any = None, message: Any = None, clients: Any = None) -> Iterator[Job]:
     message = Numbers(torch.zeros(3)) if message is None else message
     for client in of.ids if clients is None else clients:
-        yield Job(client, step or of.method.train, of.client_context(client, 0), message, None, of.method.init_memory)
+        job = job_of(of, client, message)
+        yield replace(job, step=step or job.step)
 
 
 # ---- processes that die

@@ -27,20 +27,21 @@ class ClientStore(Protocol):
         """The version that a receipt names."""
 
 
+_NUMBERS = itertools.count()
+_STATES: WeakKeyDictionary[Receipt, Tree] = WeakKeyDictionary()
+"""Of all simulations in this process, so that one runtime can go on where another one stopped."""
+
+
 class InMemoryStore:
     """The states of all clients of a simulation, in this process."""
 
-    def __init__(self) -> None:
-        self._states: WeakKeyDictionary[Receipt, Tree] = WeakKeyDictionary()
-        self._numbers = itertools.count()
-
     def keep(self, client: ClientId, state: Tree) -> Receipt:
-        receipt = Receipt(f"{client}/{next(self._numbers)}")
-        self._states[receipt] = state
+        receipt = Receipt(f"{client}/{next(_NUMBERS)}")
+        _STATES[receipt] = state
         return receipt
 
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
         try:
-            return self._states[receipt]
+            return _STATES[receipt]
         except KeyError:
             raise RunFailed(f"the state {receipt} of client {client} is not in this process") from None
