@@ -38,18 +38,18 @@ def test_a_public_model_is_judged_as_it_is_and_own_models_by_their_mean(trained:
     clients = federation.ids
     for domain in federation.task.tests:
         own = [counted(federation, state, client, domain) for client in clients]
-        assert scores.domains[domain] == pytest.approx(sum(own) / len(own))
+        assert scores.domains[domain]["accuracy"] == pytest.approx(sum(own) / len(own))
     is_public = federation.method.public(state.server) is not None
-    assert scores.judged == ("public model" if is_public else "clients' own models")
-    assert scores.average == pytest.approx(sum(scores.domains.values()) / 2)
+    assert scores.models == ("public model" if is_public else "clients' own models")
+    assert scores.summary["average"] == pytest.approx(sum(own["accuracy"] for own in scores.domains.values()) / 2)
 
 
 def test_the_own_domain_is_what_each_client_sees_at_home(trained: tuple[Federation, State]) -> None:
     federation, state = trained
     homes = [counted(federation, state, client, domain) for client, domain in federation.task.domain_of.items()]
-    assert evaluate(federation, state).own_domain == pytest.approx(sum(homes) / len(homes))
+    assert evaluate(federation, state).summary["own_domain"] == pytest.approx(sum(homes) / len(homes))
     nowhere = replace(federation, task=replace(federation.task, domain_of={}))
-    assert evaluate(nowhere, state).own_domain is None
+    assert "own_domain" not in evaluate(nowhere, state).summary
 
 
 def test_all_test_sets_together_count_by_their_sizes(trained: tuple[Federation, State]) -> None:
@@ -57,13 +57,14 @@ def test_all_test_sets_together_count_by_their_sizes(trained: tuple[Federation, 
     tests = federation.task.tests
     uneven = {"low": tests["low"].rows(torch.arange(6)), "high": tests["high"]}  # 6 and 30 examples
     scores = evaluate(replace(federation, task=replace(federation.task, tests=uneven)), state)
-    if scores.judged == "public model":
-        assert scores.everywhere == pytest.approx((6 * scores.domains["low"] + 30 * scores.domains["high"]) / 36)
+    if scores.models == "public model":
+        low, high = scores.domains["low"]["accuracy"], scores.domains["high"]["accuracy"]
+        assert scores.public["accuracy"] == pytest.approx((6 * low + 30 * high) / 36)
     else:
-        assert scores.everywhere is None
+        assert not scores.public
 
 
 def test_a_client_that_never_took_part_is_judged_by_its_first_weights() -> None:
     experiment = small_experiment("local")
     scores = evaluate(experiment.federation, experiment.federation.start())
-    assert 0 <= scores.average <= 1
+    assert 0 <= scores.summary["average"] <= 1

@@ -99,7 +99,6 @@ def test_prototypes_of_a_client(tiny_task: Task, mode: PrototypeMode) -> None:
     federation = Federation(FedProtoAvg(prototype_mode=mode), tiny_task, training)
     message, local = federation.start().server, federation.client_context("c01", 0)
     assert len(local.data) % 4  # so that there is filler, which must not count
-    method = federation.method
     ((_, reply),) = federation.runtime.run([job_of(federation, "c01", message)])
     assert isinstance(reply, Answer)
     upload: PrototypeUpload = reply.upload

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from protofed.errors import BadInput
 from protofed.metrics.formulas import (
+    accuracy,
     harmonic_mean,
     local_index,
     macro_f1,
     owned_accuracy,
     proportional_accuracy,
     rounds_to_target,
-    top1,
     weighted_accuracy,
 )
 
@@ -57,7 +57,7 @@ def test_weighted_accuracy_is_scikit_learns_with_a_weight_for_each_example(seed:
 @pytest.mark.parametrize("seed", range(5))
 def test_top1_is_scikit_learns_accuracy(seed: int) -> None:
     truth, predicted, confusion = drawn(seed)
-    assert top1(confusion) == accuracy_score(truth, predicted)
+    assert accuracy(confusion) == accuracy_score(truth, predicted)
 
 
 def test_owned_accuracy_looks_at_owned_classes_and_not_at_their_numbers() -> None:
@@ -90,14 +90,14 @@ def test_on_classes_of_one_size_owned_accuracy_is_the_plain_mean_over_owned_clas
 def test_a_client_that_has_all_classes_alike_is_judged_as_the_global_model_is(seed: int) -> None:
     _, _, confusion = drawn(seed)
     same = torch.full((5,), 4)
-    assert owned_accuracy(confusion, same) == top1(confusion)
-    assert proportional_accuracy(confusion, same) == pytest.approx(top1(confusion), rel=1e-14)
+    assert owned_accuracy(confusion, same) == accuracy(confusion)
+    assert proportional_accuracy(confusion, same) == pytest.approx(accuracy(confusion), rel=1e-14)
 
 
 def test_sums_are_in_float64_whatever_the_matrix_is_made_of() -> None:
     # 2²⁴ + 1 is not a float32, so a sum there would lose the one that is wrong, and the share would be 1.
     confusion = torch.tensor([[2**24, 1], [0, 0]], dtype=torch.float32)
-    assert top1(confusion) == 2**24 / (2**24 + 1)
+    assert accuracy(confusion) == 2**24 / (2**24 + 1)
     assert macro_f1(confusion) == pytest.approx(2 * 2**24 / (2**25 + 1), rel=1e-15)
 
 
@@ -105,7 +105,7 @@ def test_there_is_no_accuracy_where_no_class_that_counts_was_tested() -> None:
     with pytest.raises(BadInput, match="no class that counts"):
         owned_accuracy(CONFUSION, torch.tensor([0, 0, 0, 5]))
     with pytest.raises(BadInput, match="no class that counts"):
-        top1(torch.zeros(3, 3))
+        accuracy(torch.zeros(3, 3))
 
 
 # ---- F1 and the indices of pFedCSPC
