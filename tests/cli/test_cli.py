@@ -298,7 +298,7 @@ def test_a_run_that_has_ended_is_not_shown_for_other_data(tmp_path: Path) -> Non
     table = tmp_path / "data" / "leeds.csv"
     table.write_text("x,y\n" + "1,0\n2,1\n" * 20)
     (tmp_path / "own.toml").write_text(
-        '[task]\nname = "own"\nkind = "tables"\npath = "data"\nlabel = "y"\n[method]\nname = "fedavg"\n'
+        '[task]\nname = "custom"\nkind = "tables"\npath = "data"\nlabel = "y"\n[method]\nname = "fedavg"\n'
         "[training]\nrounds = 1\nepochs = 1\n"
     )
     words = ("run", "own.toml", "--folder", "one")

@@ -251,7 +251,7 @@ def test_what_is_not_in_the_text_has_no_line() -> None:
 
 # ---- C2: values that are easily taken for others
 
-FOLDER = '[task]\nname = "own"\npath = "x"\n'
+FOLDER = '[task]\nname = "custom"\npath = "x"\n'
 TRAINING, OPTIMIZER = PLAIN + "[training]\n", PLAIN + "[training.optimizer]\n"
 
 
@@ -274,8 +274,12 @@ TRAINING, OPTIMIZER = PLAIN + "[training]\n", PLAIN + "[training.optimizer]\n"
         (TRAINING + '"\\u0072ounds" = 3', "training.rounds", 3),
         ('task = {name = "minidigits"}\nmethod.name = "fedavg"\ntraining.rounds = 3', "training.rounds", 3),
         (PLAIN + '[runtime]\ndevice = """\\\n  cpu"""', "runtime.device", "cpu"),
-        ('[task]\nname = "own"\npath = "${HOME}/$(id)/~"\n[method]\nname = "fedavg"', "task.path", "${HOME}/$(id)/~"),
-        ('[task]\nname = "own"\npath = \'C:\\new\'\n[method]\nname = "fedavg"', "task.path", "C:\\new"),
+        (
+            '[task]\nname = "custom"\npath = "${HOME}/$(id)/~"\n[method]\nname = "fedavg"',
+            "task.path",
+            "${HOME}/$(id)/~",
+        ),
+        ('[task]\nname = "custom"\npath = \'C:\\new\'\n[method]\nname = "fedavg"', "task.path", "C:\\new"),
         (
             FOLDER + 'leave_out = ["no", "1.10", "010"]\n[method]\nname = "fedavg"',
             "task.leave_out",
@@ -383,7 +387,7 @@ def test_what_looks_right_and_is_not_is_refused(text: str, said: str) -> None:
     ],
 )
 def test_an_override_has_the_value_of_toml_or_is_a_bare_word(override: str, value: object) -> None:
-    table = {"task": {"name": "own", "path": "x"}, "method": {"name": "fedavg"}}
+    table = {"task": {"name": "custom", "path": "x"}, "method": {"name": "fedavg"}}
     found = config.parse(table, "test", [override])
     assert getattr(found.task, override.partition("=")[0].strip().split(".")[1]) == value
 
@@ -555,7 +559,7 @@ def test_hostile_files_are_refused_in_a_second_and_little_memory(tmp_path: Path)
 
 SKEWED = '[task]\nname = "minidigits_skewed"\n'
 FEDAVG = '[method]\nname = "fedavg"\n'
-OWN = '[task]\nname = "own"\n'
+OWN = '[task]\nname = "custom"\n'
 ADAM, ASAM = '[training.optimizer]\nname = "adam"\n', '[training.optimizer]\nname = "asam"\n'
 
 CONTRADICTIONS: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -201,7 +201,7 @@ def test_a_folder_that_was_given_back_is_free_for_every_machine(
 
 EXPERIMENT = """
 [task]
-name = "own"
+name = "custom"
 kind = "tables"
 label = "label"
 path = "{sites}"

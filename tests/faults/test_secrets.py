@@ -99,7 +99,7 @@ def test_the_search_finds_a_value_where_there_is_one(tmp_path: Path) -> None:
 
 EXPERIMENT = """
 [task]
-name = "own"
+name = "custom"
 kind = "tables"
 label = "label"
 path = "{sites}"

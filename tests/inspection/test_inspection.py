@@ -403,7 +403,7 @@ def test_tables_with_no_useful_column_are_an_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "own", Own)
+    monkeypatch.setitem(TASKS, "custom", Own)
 
 
 @pytest.mark.usefixtures("_registered")

@@ -208,7 +208,7 @@ def test_by_default_the_run_stops_and_says_who_and_where() -> None:
     message = str(caught.value)
     assert message.startswith("round 1: client c01 diverged with Fragile: step 1 of 3: the loss was inf")
     assert "`return loss / 0 if is_due else loss`" in message
-    assert 'set training.on_divergence to "halve" or "skip"' in message
+    assert 'set training.on_divergence to "retry_half_lr" or "skip"' in message
 
 
 def test_a_client_may_be_skipped() -> None:
@@ -222,7 +222,7 @@ def test_a_client_may_be_skipped() -> None:
 
 def test_a_client_may_repeat_its_round_at_half_the_rate_until_it_stays_finite() -> None:
     """0.1 is halved to 0.05, 0.025 and 0.0125, which is below the limit of 0.02."""
-    of = federation("halve")
+    of = federation("retry_half_lr")
     state = of.advance(of.start())
     assert state.repeats == {"c01": 3}
     assert state.failures == ()
@@ -238,7 +238,7 @@ def test_a_client_may_repeat_its_round_at_half_the_rate_until_it_stays_finite() 
 
 
 def test_a_client_that_diverges_at_any_rate_is_left_out() -> None:
-    of = replace(federation("halve"), method=Fragile(limit=1e-6))
+    of = replace(federation("retry_half_lr"), method=Fragile(limit=1e-6))
     state = of.advance(of.start())
     assert [(f.client, f.reason) for f in state.failures] == [("c01", Reason.DIVERGED)]
     assert state.repeats == {"c01": 5}
@@ -249,7 +249,7 @@ def test_an_optimiser_without_a_rate_cannot_be_halved() -> None:
         for_round = init = step = None
 
     with pytest.raises(BadInput, match="has no learning rate to be halved"):
-        Federation(FedAvg(), tiny(), Training(optimizer=Odd(), on_divergence="halve"))  # type: ignore[arg-type]
+        Federation(FedAvg(), tiny(), Training(optimizer=Odd(), on_divergence="retry_half_lr"))  # type: ignore[arg-type]
 
 
 def test_a_server_whose_state_is_not_finite_ends_the_run_before_it_is_saved() -> None:

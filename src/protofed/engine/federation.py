@@ -62,7 +62,7 @@ class Training:
     """Uploads with a larger norm are refused."""
     quarantine: Annotated[int, Ge(0)] = 3
     """A client with so many refused uploads in a row is not asked any more; 0: never."""
-    on_divergence: Literal["stop", "skip", "halve"] = "stop"
+    on_divergence: Literal["stop", "skip", "retry_half_lr"] = "stop"
     """What happens when a client's loss or weights become infinite or not a number: the run ends and says where it
     began, the client is left out of the round, or it repeats the round with half the learning rate."""
 
@@ -86,8 +86,10 @@ class Federation:
         object.__setattr__(self, "task", self.runtime.placed(self.task))
         t, sampled = self.training, len(self.sampled(0))
         problems = [f"{key}: {why}" for key, why in validate(self.method, t.optimizer, t.batch_size, self.task.spec)]
-        if t.on_divergence == "halve" and rate_of(t.optimizer) is None:
-            problems.append(f'training.on_divergence = "halve": {t.optimizer!r} has no learning rate to be halved')
+        if t.on_divergence == "retry_half_lr" and rate_of(t.optimizer) is None:
+            problems.append(
+                f'training.on_divergence = "retry_half_lr": {t.optimizer!r} has no learning rate to be halved'
+            )
         if t.minimum_replies > sampled:
             problems.append(
                 f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"

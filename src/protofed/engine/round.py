@@ -158,7 +158,8 @@ class RoundClients:
         method = type(self._federation.method).__name__
         return (
             f"{self._where}: client {failure.client} diverged with {method}: {failure.detail}. "
-            'Lower the learning rate, or set training.on_divergence to "halve" or "skip"; what was saved is intact'
+            'Lower the learning rate, or set training.on_divergence to "retry_half_lr" or "skip"; '
+            "what was saved is intact"
         )
 
     def after(self, server: Tree) -> State:

@@ -18,7 +18,7 @@ def experiment(settings: Own, sides: Mapping[str, Sides]) -> str:
         "# Every line may be changed; `protofed methods NAME` tells what the settings of a method are.",
         "",
         "[task]",
-        'name = "own"',
+        'name = "custom"',
         "# The folder with the sites; a relative path starts at the folder in which the run is started.",
         f"path = {_quoted(settings.path)}",
         f"kind = {_quoted(settings.kind)}",

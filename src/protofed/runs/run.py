@@ -10,6 +10,8 @@ from protofed.engine.federation import Training
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.runs.config.config import Config, checked
+from protofed.runs.config.messages import refuse
+from protofed.runs.config.renames import renamed
 from protofed.runs.config.schema import chosen
 from protofed.runs.config.sections import EvaluationSettings, SavingSettings
 from protofed.runs.results import Result
@@ -34,7 +36,7 @@ def run(
     attempts: int = 3,
     max_norm: float = 1e12,
     quarantine: int = 3,
-    on_divergence: Literal["stop", "skip", "halve"] = "stop",
+    on_divergence: Literal["stop", "skip", "retry_half_lr"] = "stop",
     seed: int = 0,
     evaluate_every: int = 1,
     evaluate_clients_every: int = 0,
@@ -66,6 +68,7 @@ def run(
         quarantine=quarantine,
         on_divergence=on_divergence,
     )
+    refuse([*renamed({"task": {"name": task}, "training": {"on_divergence": on_divergence}})])
     config = Config(
         task=chosen(TASKS, task, "task")() if isinstance(task, str) else task,
         method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),

@@ -40,5 +40,5 @@ TASKS: dict[str, type[TaskSettings]] = {
     "tcga_brca": TcgaBrca,
     "amazon_reviews": AmazonReviews,
     "hub": Hub,
-    "own": Own,
+    "custom": Own,
 }

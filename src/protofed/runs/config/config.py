@@ -17,6 +17,7 @@ from protofed.runs.config.checks import check_device, check_sections, check_task
 from protofed.runs.config.config_diff import without_harmless
 from protofed.runs.config.messages import collected, listed, refuse, without_place
 from protofed.runs.config.recording import digest_of, settings, text_digest
+from protofed.runs.config.renames import renamed
 from protofed.runs.config.schema import Problems, UnknownKey, chosen, filled, named
 from protofed.runs.config.sections import (
     REGISTRIES,
@@ -102,6 +103,8 @@ def parse(table: Table, source: str | Place, overrides: Iterable[str] = ()) -> C
         except Problems as error:
             problems += error.all
             values[key] = error.rest
+    old = [*renamed(tree)]
+    problems = [*old, *(p for p in problems if p.key not in {o.key for o in old})]
     wrong = {p.key for p in problems}
     problems += [p for p in check_sections(values) if not any(overlap(k, w) for k in (p.key, *p.others) for w in wrong)]
     if problems:
@@ -116,8 +119,9 @@ def parse(table: Table, source: str | Place, overrides: Iterable[str] = ()) -> C
 
 def task_settings(name: str, overrides: Iterable[str] = ()) -> TaskSettings:
     """The settings of a registered task, with overrides such as `fraction=0.02`."""
-    chosen(TASKS, name, "task")
     tree: dict[str, Any] = {"name": name}
+    refuse([*renamed({"task": tree})])
+    chosen(TASKS, name, "task")
     _, problems = overridden(tree, overrides)
     refuse(problems)
     try:
