@@ -24,6 +24,7 @@ from protofed.api.method import Method
 from protofed.api.task import ClientId
 from protofed.engine.state import State
 from protofed.errors import RunFailed
+from protofed.evaluation.evaluate import evaluate
 from protofed.methods import METHODS
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store.folder import RunFolder
@@ -106,13 +107,15 @@ def test_over_a_wire_every_bit_is_the_same(name: str) -> None:
     near, far = federation(method, rounds=2), federation(method, runtime=wire, rounds=2)
     states = [near.start(), far.start()]
     for _ in range(2):
-        wire.tell(states[1])
-        states = [near.advance(states[0]), far.advance(states[1])]
+        states = [near.advance(states[0], evaluates=True), far.advance(states[1], evaluates=True)]
         assert states[1].failures == ()
         assert states[1].refused == {}
     wire.tell(states[1])
     assert_same(states[1].server, states[0].server, "the server")
     assert_same(wire.memories, dict(sorted(states[0].memories.items())), "what clients keep")
+    judged = [evaluate(of, state, state.evaluations) for of, state in zip((near, far), states, strict=True)]
+    assert judged[0] == judged[1], "how the federation does"
+    assert set(judged[1].clients) == set(far.ids)
     assert_same(far.finish(states[1]).server, near.finish(states[0]).server, "the server after the last word")
 
 

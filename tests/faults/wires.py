@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from faults.census import Arrival, History
-from protofed.api.contexts import Reply
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
 from protofed.engine.message import WireMessage, sealed
 from protofed.engine.state import State
-from protofed.runtimes.base import Failure, Job, Reason, Ticket
+from protofed.runtimes.base import Answer, Failure, Job, Reason, Ticket
+from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
 
@@ -55,15 +55,29 @@ class Mail:
     """Whether its ticket can be read."""
 
 
+class Elsewhere:
+    """The clients' states are not here: a server that asks for one is wrong."""
+
+    def keep(self, client: ClientId, state: Tree) -> Receipt:
+        raise AssertionError(f"the server keeps the state of {client}")
+
+    def load(self, client: ClientId, receipt: Receipt) -> Tree:
+        raise AssertionError(f"the server reads the state of {client}")
+
+
 class Wired(Sequential):
     """Every reply is sealed; a subclass says in `carried` what becomes of the mail of a call."""
 
     def __init__(self, history: History | None = None) -> None:
         super().__init__()
+        self.store = Elsewhere()
+        self.site = Sequential()
+        """Where clients work. What they keep is named by receipts, and never leaves it."""
+        self.receipts: dict[str, Receipt] = {}
+        """Of everything that clients keep."""
         self.history = history or History()
         self.memories: dict[ClientId, Tree] = {}
-        """What clients remember. `pending` is what they will, if they hear that their reply counted."""
-        self.pending: dict[ClientId, Tree] = {}
+        """What clients keep that counted, as of the last `tell`."""
 
     def open(self, federation: Federation) -> Any:
         self.federation = federation
@@ -74,15 +88,15 @@ class Wired(Sequential):
         mail = []
         for job in jobs:
             self.history.asked[-1].append(job.client)
-            [(client, outcome)] = super().run([replace(job, memory=self.memories.get(job.client))])
-            assert isinstance(outcome, Reply), outcome
-            self.pending[client] = outcome.memory
-            mail.append(self.posted(job, outcome.upload))
+            [(_, outcome)] = self.site.run([replace(job, receipt=self.receipts.get(job.receipt or ""))])
+            assert isinstance(outcome, Answer), outcome
+            assert outcome.receipt is not None
+            self.receipts[str(outcome.receipt)] = outcome.receipt
+            mail.append(self.posted(job, outcome.upload, outcome.receipt))
         yield from self.delivered(mail[0].ticket, list(self.carried(mail)))
 
-    def posted(self, job: Job, upload: Tree) -> Mail:
-        ticket = job.ticket
-        return Mail(job.client, sealed(ticket, upload), ticket, upload)
+    def posted(self, job: Job, upload: Tree, receipt: Receipt) -> Mail:
+        return Mail(job.client, sealed(job.ticket, upload, receipt), job.ticket, upload)
 
     def carried(self, mail: list[Mail]) -> Iterable[Mail]:
         """What arrives, in this order."""
@@ -98,10 +112,9 @@ class Wired(Sequential):
                 yield client, Failure(client, Reason.LATE, "nothing came")
 
     def tell(self, state: State) -> None:
-        """Clients whose reply counted in the phase that led to this state hear of it."""
-        failed = {failure.client for failure in state.failures}
-        self.memories |= {client: memory for client, memory in self.pending.items() if client not in failed}
-        self.pending = {}
+        """Looks up what the clients keep that the server holds receipts of."""
+        kept = {client: self.receipts[receipt] for client, receipt in state.receipts.items()}
+        self.memories = {client: self.site.store.load(client, receipt) for client, receipt in kept.items()}
 
 
 @dataclass(frozen=True)
@@ -173,8 +186,11 @@ def spoiled(one: Mail, draw: random.Random) -> Mail:
 class Scripted(Sequential):
     """Gives out what a test says, for jobs that it does once: rounds from one state cost no training but the first."""
 
-    change: Callable[[ClientId, Reply[Any, Any]], Any] = lambda client, reply: reply
-    done: dict[tuple[ClientId, int], Reply[Any, Any]] = field(default_factory=dict)
+    change: Callable[[ClientId, Answer], Any] = lambda client, answer: answer
+    done: dict[tuple[ClientId, int], Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def run(self, jobs: Iterable[Job]) -> Outcomes:
         for job in jobs:
