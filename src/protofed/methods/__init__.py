@@ -6,7 +6,6 @@ from protofed.api.method import Method
 from protofed.methods.averaging import Averaging
 from protofed.methods.ccvr import CCVR
 from protofed.methods.ditto import Ditto
-from protofed.methods.families import GlobalModel
 from protofed.methods.fedala import FedALA
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
@@ -94,8 +93,8 @@ METHODS: dict[str, type[Method[Any, Any, Any, Any]]] = {
 
 
 def bases_of(method: type[Method[Any, Any, Any, Any]]) -> list[str]:
-    """The methods that this one can go around; none unless it is a wrapper."""
+    """The methods that this one can go around: those with a public model; none unless it is a wrapper."""
     if "wrapper" not in method.tags:
         return []
-    every = {name: cls for name, cls in METHODS.items() if issubclass(cls, GlobalModel)}
-    return [name for name, cls in every.items() if cls.has_plain_classifier or not method.retrains_classifier]
+    public = {n: cls for n, cls in METHODS.items() if cls.public is not Method.public and "wrapper" not in cls.tags}
+    return [n for n, cls in public.items() if cls.has_plain_classifier or not method.retrains_classifier]
