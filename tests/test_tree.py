@@ -1,9 +1,9 @@
 """Records are immutable trees with names, and their mean does not depend on the order of arrival."""
 
 from collections import OrderedDict, deque
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from doubles import bits
 from protofed import RunFailed, tree
-from protofed.tree import Mean, Nothing, Params, record
+from protofed.tree import Mean, Nothing, Params, Ragged, record
 
 
 @record
@@ -46,6 +46,36 @@ def test_leaves_are_named_by_their_path_in_the_order_of_the_tree() -> None:
     named = tree.named_leaves(outer())
     assert list(named) == PATHS
     assert [leaf.item() for leaf in named.values()] == [0, 1, 2, 3, 4, 5]
+
+
+@record
+class Rows:
+    fixed: Tensor
+    rows: Annotated[Tensor, Ragged(fill=-1)]
+    more: Annotated[Tensor | None, Ragged(fill=0)] = None
+
+
+class Side(NamedTuple):
+    left: Tensor
+    right: Rows
+
+
+def test_ragged_fields_are_found_wherever_their_record_stands() -> None:
+    def marked(leaf: Tensor, ragged: Ragged) -> Tensor:
+        return leaf + 10 + ragged.fill
+
+    rows = Rows(torch.tensor(0.0), torch.tensor([1.0]))
+    mapped = tree.map_ragged(marked, ({"a": [rows]}, Side(torch.tensor(5.0), replace(rows, more=torch.tensor([2.0])))))
+    assert {name: leaf.tolist() for name, leaf in tree.named_leaves(mapped).items()} == {
+        "0/a/0/fixed": 0.0,
+        "0/a/0/rows": [10.0],
+        "1/left": 5.0,
+        "1/right/fixed": 0.0,
+        "1/right/rows": [10.0],
+        "1/right/more": [12.0],
+    }
+    whole = outer()
+    assert bits(tree.map_ragged(marked, whole)) == bits(whole)
 
 
 def test_the_record_of_nothing_has_no_leaves() -> None:

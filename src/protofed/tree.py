@@ -2,8 +2,9 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, is_dataclass
-from typing import Any, TypeVar, dataclass_transform
+from dataclasses import dataclass, is_dataclass, replace
+from functools import cache
+from typing import Any, TypeVar, dataclass_transform, get_type_hints
 
 import torch
 import torch.utils._pytree as pytree
@@ -26,6 +27,14 @@ def record(cls: type[T]) -> type[T]:
     frozen = dataclass(frozen=True)(cls)
     torch.export.register_dataclass(frozen)
     return frozen
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Says of a record's field, as in `Annotated[Tensor, Ragged(fill=-1)]`, that its number of rows may change from
+    call to call. A runtime may add rows of `fill` at the end, so what reads the field must ignore such rows."""
+
+    fill: float
 
 
 @record
@@ -62,6 +71,12 @@ def with_leaves(like: T, new: Sequence[Tensor]) -> T:
     if waiting:
         raise ValueError(f"{len(new)} leaves are {len(waiting)} too many for the tree")
     return rebuilt
+
+
+def map_ragged(function: Callable[[Tensor, Ragged], Tensor], tree: T) -> T:
+    """The tree with `function(leaf, ragged)` for every leaf in a field that is `Ragged`, and all others as they are."""
+    mapped: T = _map_ragged(function, tree)
+    return mapped
 
 
 def norms(tensors: Iterable[Tensor], order: float = 2) -> Tensor:
@@ -144,6 +159,38 @@ def _mapped(function: Callable[[Any], Any], tree: Tree) -> Any:
         return pytree.tree_map(function, tree)
     fields = [(name, getattr(tree, name)) for name in kind.__dataclass_fields__]
     return kind(**{name: None if child is None else _mapped(function, child) for name, child in fields})
+
+
+def _map_ragged(function: Callable[[Tensor, Ragged], Tensor], tree: Tree) -> Any:
+    if isinstance(tree, Tensor):
+        return tree
+    if isinstance(tree, dict):
+        return {key: _map_ragged(function, child) for key, child in tree.items()}
+    if isinstance(tree, list | tuple):
+        children = [_map_ragged(function, child) for child in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+    if not is_dataclass(tree) or isinstance(tree, type):
+        return tree
+    changes: dict[str, Any] = {}
+    for name, ragged in _ragged_fields(type(tree)).items():
+        child = getattr(tree, name)
+        if ragged is None:
+            changes[name] = _map_ragged(function, child)
+        elif child is not None:
+            changes[name] = map(lambda leaf, ragged=ragged: function(leaf, ragged), child)
+    return replace(tree, **changes)
+
+
+@cache
+def _ragged_fields(kind: type) -> dict[str, Ragged | None]:
+    """Every field of a record, and whether it is ragged."""
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError:  # an annotation that is a string and names something out of reach
+        hints = {}
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    names: list[str] = list(kind.__dataclass_fields__)  # type: ignore[attr-defined]
+    return {name: next((m for m in marks.get(name, ()) if isinstance(m, Ragged)), None) for name in names}
 
 
 def _name(tree: Tree, prefix: str, named: dict[str, Tensor]) -> None:

@@ -1,34 +1,44 @@
 """Class means by hand, and those of a client that trains."""
 
+import copy
+from collections.abc import Coroutine
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from doubles import CLASSES, FEATURES, bits
-from protofed.api.contexts import Reply
+from protofed.api.contexts import ClientContext, Reply
+from protofed.api.requests import Objective
 from protofed.api.task import Task
-from protofed.data.batches import batch_at, training_plan
+from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.engine.federation import Federation, Training
 from protofed.methods.families import PrototypeUpload
+from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto_avg import FedProtoAvg
-from protofed.nn.networks import Networks, without
-from protofed.optim.optimizers import Sgd
+from protofed.nn.networks import Model, Networks, Parts, without
+from protofed.optim.optimizers import Optimizer, Sam, Sgd
 from protofed.prototypes.class_means import (
     RECORDED,
+    ClassSums,
     PrototypeMode,
     Prototypes,
     Recorder,
     class_sums,
     cleared,
+    fit_with_prototypes,
     mean_over_owners,
     no_prototypes,
     recorded,
     with_recorder,
 )
 from protofed.runtimes.base import Job
+from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
+
+T = TypeVar("T")
 
 Z = torch.tensor([[1.0, 2.0], [3.0, 4.0], [10.0, 20.0], [7.0, 7.0]])
 Y = torch.tensor([0, 0, 2, 2])
@@ -56,8 +66,8 @@ def test_a_recorder_adds_up_the_rows_that_count_and_gets_no_gradient() -> None:
 
 def test_a_recorder_is_there_for_running_means_only_and_changes_no_weights(tiny_task: Task) -> None:
     plain = Networks(lambda: tiny_task.model("c00"))
-    recomputed = Networks(lambda: with_recorder(tiny_task, tiny_task.model("c00"), "recomputed"))
-    running = Networks(lambda: with_recorder(tiny_task, tiny_task.model("c00"), "running"))
+    recomputed = Networks(lambda: with_recorder(tiny_task.spec, tiny_task.model("c00"), "recomputed"))
+    running = Networks(lambda: with_recorder(tiny_task.spec, tiny_task.model("c00"), "running"))
     assert recomputed.parts == plain.parts
     assert running.parts == (*plain.parts, "recorder")
     assert running.trainable == plain.trainable
@@ -66,7 +76,7 @@ def test_a_recorder_is_there_for_running_means_only_and_changes_no_weights(tiny_
 
 
 def test_clearing_empties_the_recorder_and_nothing_else(tiny_task: Task) -> None:
-    networks = Networks(lambda: with_recorder(tiny_task, tiny_task.model("c00"), "running"))
+    networks = Networks(lambda: with_recorder(tiny_task.spec, tiny_task.model("c00"), "running"))
     used = {name: leaf + 1 for name, leaf in networks.init(0).items()}
     params = cleared(used, networks)
     assert not recorded(params).count.any()
@@ -111,6 +121,76 @@ def test_prototypes_of_a_client(tiny_task: Task, mode: PrototypeMode) -> None:
     assert upload.prototypes.count.tolist() == (expected.count > 0).tolist()  # not how many
     assert upload.prototypes.count[1] == 0  # c01 lacks class 1
     assert not any(name.startswith("recorder") for name in upload.params)
+
+
+class RecordingPart(nn.Module):
+    """The sums of a fit's last epoch in buffers, written by the loss itself: another way to the same numbers."""
+
+    total: Tensor
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(CLASSES, FEATURES))
+        self.register_buffer("count", torch.zeros(CLASSES))
+
+    def forward(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        sums = class_sums(z.detach(), y, weight, CLASSES)
+        self.total.add_(sums.total)
+        self.count.add_(sums.count)
+        return z
+
+
+def pulled(model: Model, batch: Batch, scale: Tensor) -> Tensor:
+    z = model.features(batch.x)
+    if "recording" in model.networks.parts:
+        model.recording(z, batch.y, batch.weight * batch.is_last_epoch)
+    return batch.cross_entropy(model.scores(z)) + scale * batch.mean(z.square().sum(-1))
+
+
+def term(model: Model, batch: Batch, scale: Tensor) -> Tensor:
+    return scale * model.logits(batch.x).square().mean()
+
+
+def client_of(task: Task, parts: Parts, optimizer: Optimizer) -> ClientContext:
+    """A client whose networks have these parts besides those of the task."""
+    federation = Federation(FedAvg(), task, Training(epochs=3, batch_size=4, optimizer=optimizer))
+    networks = Networks(lambda: {**task.model("c01"), **copy.deepcopy(parts)})
+    return replace(federation.client_context("c01", 0), networks=networks)
+
+
+def run(step: Coroutine[Any, Any, T]) -> T:
+    """The outcome of a step whose requests the reference runtime answers."""
+    return Sequential()._drive(step)
+
+
+@pytest.mark.parametrize("has_term", [False, True])
+@pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, momentum=0.9), Sam(Sgd(lr=0.1), rho=0.1)], ids=["sgd", "sam"])
+def test_running_prototypes_are_those_that_the_loss_could_have_recorded(
+    tiny_task: Task, optimizer: Optimizer, has_term: bool
+) -> None:
+    recorder = client_of(tiny_task, {"recording": RecordingPart()}, optimizer)
+    plain = client_of(tiny_task, {}, optimizer)
+    if has_term:
+        recorder, plain = (client.with_loss_term(term, torch.tensor(0.1)) for client in (recorder, plain))
+    context = (torch.tensor(0.01),)
+    expected = run(recorder.fit(Objective(pulled), params=recorder.initial_params(), context=context))
+    params, found = run(fit_with_prototypes(plain, Objective(pulled), plain.initial_params(), context, mode="running"))
+    sums = ClassSums(expected.pop("recording.total"), expected.pop("recording.count"))
+    assert bits(found) == bits(sums.prototypes())
+    assert bits(params) == bits(expected)
+    assert sums.count.sum() == len(plain.data)
+
+
+def test_recomputed_prototypes_are_those_of_the_trained_model(tiny_task: Task) -> None:
+    client, context = client_of(tiny_task, {}, Sgd(lr=0.1)), (torch.tensor(0.01),)
+    params, found = run(
+        fit_with_prototypes(client, Objective(pulled), client.initial_params(), context, mode="recomputed")
+    )
+    z = client.networks.model(params).features(client.data.x[client.data.index])
+    expected = by_class(z, client.data.labels)
+    torch.testing.assert_close(found.mean, expected.mean.detach(), atol=1e-6, rtol=1e-5)
+    assert found.count.tolist() == expected.count.tolist()
 
 
 def test_the_mean_over_owners_by_hand() -> None:

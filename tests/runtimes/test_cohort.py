@@ -5,13 +5,13 @@ import logging
 import traceback
 import weakref
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from doubles import tiny
+from doubles import CLASSES, FEATURES, tiny
 from protofed import METHODS, BadInput, Data, Method, RunFailed, Task, tree
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Objective
@@ -23,14 +23,16 @@ from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
+from protofed.prototypes.class_means import FeatureSums
 from protofed.runtimes.base import failure_of
+from protofed.runtimes.cohort import executors
 from protofed.runtimes.cohort.buffers import Buffers
-from protofed.runtimes.cohort.cohort import Cohort, _freed, executors
+from protofed.runtimes.cohort.cohort import Cohort, _freed
 from protofed.runtimes.cohort.executors import _phases, _width
 from protofed.runtimes.cohort.lowering import Lowering, by_autograd
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
-from protofed.tree import Params
+from protofed.tree import Params, Ragged, record
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 ROUNDS = 3
@@ -114,6 +116,95 @@ def test_a_learning_rate_that_decays_needs_nothing_recorded_anew(kind: Any, exec
     found = after(FedAvg(), runtime, task, optimizer=optimizer)
     assert difference(after(FedAvg(), Sequential(), task, optimizer=optimizer), found) <= 1e-5
     assert len(runtime._programs) == 1
+
+
+@dataclass(frozen=True)
+class Folding(FedAvg):
+    """FedAvg whose clients upload the mean of the classifier, moved by what they folded."""
+
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Any:
+        fold = FeatureSums(client.num_classes)
+        params, sums = await client.fit(
+            Objective(self.loss), params=message.params, context=(message, memory), fold=fold
+        )
+        params = {**params, "classifier.weight": params["classifier.weight"] + sums.prototypes().mean}
+        assert sums.count.sum() == len(client.data)
+        return Reply(WeightUpload(params, client.num_examples), memory)
+
+
+@on_every_device
+@every_executor
+@pytest.mark.parametrize("optimizer", [Sgd(lr=0.1, lr_decay=0.9), Sam(Sgd(lr=0.05))], ids=["sgd", "sam"])
+def test_what_is_folded_is_what_the_reference_folds(
+    optimizer: Optimizer, executor: Any, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reference = after(Folding(), Sequential(device), optimizer=optimizer, epochs=3)
+    runtime = Cohort(device, executor=executor)
+    assert difference(reference, after(Folding(), runtime, optimizer=optimizer, epochs=3)) <= 1e-4
+    assert len(runtime._programs) == 1
+    assert reference.failures == ()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@record
+class Anchors:
+    """As many as the round asks for."""
+
+    place: Annotated[Tensor, Ragged(fill=0)]  # (M, D)
+    label: Annotated[Tensor, Ragged(fill=-1)]  # (M,)
+
+
+@dataclass(frozen=True)
+class Anchored(FedAvg):
+    """Clients are drawn to anchors, of which every round has others and more."""
+
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Any:
+        count = 3 + 7 * client.round
+        anchors = Anchors(torch.linspace(-1, 1, count * FEATURES).view(count, -1), torch.arange(count) % CLASSES)
+        objective = Objective(self.anchored_loss)
+        params = await client.fit(objective, params=message.params, context=({"deep": [anchors]},))
+        size = await client.total(self.distance, params, (anchors,))
+        params = {**params, "classifier.bias": params["classifier.bias"] + size / 1000}
+        return Reply(WeightUpload(params, client.num_examples), memory)
+
+    def anchored_loss(self, model: Any, batch: Any, context: Any) -> Tensor:
+        (anchors,) = context["deep"]
+        return batch.cross_entropy(model.logits(batch.x)) + self.distance(model, batch, anchors) / len(batch.y)
+
+    def distance(self, model: Any, batch: Any, anchors: Anchors) -> Tensor:
+        gaps = (model.features(batch.x)[:, None] - anchors.place).square().sum(-1)  # (B, M)
+        counts = (batch.y[:, None] == anchors.label) * batch.weight[:, None]
+        return (gaps * counts).sum()
+
+
+@on_every_device
+@every_executor
+def test_a_ragged_context_needs_nothing_recorded_anew(executor: Any, device: str) -> None:
+    runtime = Cohort(device, executor=executor)
+    found = after(Anchored(), runtime, rounds=4)
+    assert difference(after(Anchored(), Sequential(device), rounds=4), found) <= 1e-4
+    assert found.failures == ()
+    bodies = [type(program.stage.body).__name__ for program in runtime._programs.values()]
+    assert sorted(set(bodies)) == ["FitBody", "TotalBody"]
+    assert bodies.count("FitBody") == 1
+
+
+def test_clients_that_share_a_ragged_context_share_the_padded_one() -> None:
+    federation = Federation(FedAvg(), tiny(), Training(), Sequential())
+    anchors = Anchors(torch.ones(33, FEATURES), torch.zeros(33, dtype=torch.int64))
+    lowering, contexts = Lowering("float32"), []
+    for name in ("c00", "c01"):
+        client = federation.client_context(name, 0)
+        step = client.total(Anchored().distance, client.initial_params(), (anchors,))
+        contexts.append(lowering.of(step.send(None)).known[1][0])
+        step.close()
+    one, other = contexts
+    assert one.place is other.place
+    assert one.place.shape == (64, FEATURES)
+    assert one.place[33:].eq(0).all()
+    assert one.label.tolist() == [0] * 33 + [-1] * 31
+    empty = Anchors(torch.ones(0, FEATURES), torch.zeros(0, dtype=torch.int64))
+    assert tree.map_ragged(lowering._pad, empty).label.tolist() == [-1] * 32
 
 
 def test_the_number_of_clusters_may_change_without_anything_recorded_anew() -> None:

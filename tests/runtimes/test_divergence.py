@@ -274,7 +274,7 @@ def test_a_server_that_diverges_while_it_trains_ends_the_run() -> None:
         def aggregate(self, server: Any, uploads: Any, central: Any) -> Any:
             server = super().aggregate(server, uploads, central)
             loss = Objective(lambda model, batch: model.logits(batch.x).sum() / 0)
-            return replace(server, params=central.fit(loss, params=server.params, data=central.spec.clients["c00"]))
+            return replace(server, params=central.fit(loss, params=server.params, data=tiny().clients["c00"]))
 
     of = Federation(Retraining(), tiny(), Training(rounds=1, epochs=1))
     with pytest.raises(RunFailed, match="the server's own training diverged: step 1 of 1: the loss was"):

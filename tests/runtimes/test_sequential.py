@@ -18,6 +18,7 @@ from protofed.data.transforms import Transform
 from protofed.nn.networks import Model, Networks, Parts, Patterns
 from protofed.optim.optimizers import Optimizer, Sam, Sgd
 from protofed.runtimes.base import Failure, Job, Reason
+from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 from protofed.tree import Nothing, Params, record
@@ -48,7 +49,7 @@ def feature_size(model: Model, batch: Batch) -> Tensor:
     return batch.mean(model.features(batch.x).square().sum(-1))
 
 
-def fit(networks: Networks, data: Data, *objectives: Objective, **changes: Any) -> Params:
+def fit(networks: Networks, data: Data, *objectives: Objective, **changes: Any) -> Any:
     request = Fit(
         networks=networks,
         params=changes.pop("params", networks.init(1)),
@@ -61,8 +62,7 @@ def fit(networks: Networks, data: Data, *objectives: Objective, **changes: Any) 
         batch_size=SIZE,
         seed=SEED,
     )
-    fitted: Params = Sequential().answer(replace(request, **changes))
-    return fitted
+    return Sequential().answer(replace(request, **changes))
 
 
 Loss = Callable[[nn.ModuleDict, Batch], Tensor]
@@ -100,6 +100,43 @@ def test_a_fit_is_a_plain_training_loop(networks: Networks, data: Data) -> None:
     expected = plain_loop(networks.init(1), data, (plain_cross_entropy, ("features", "classifier")))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     assert all(not torch.equal(found[name], networks.init(1)[name]) for name in found)
+
+
+@record
+class Seen:
+    z: Tensor
+    steps: Tensor
+
+
+def seen(model: Model, batch: Batch) -> Seen:
+    return Seen(model.features(batch.x)[batch.weight > 0].sum(0), torch.tensor(1))
+
+
+@pytest.mark.parametrize("optimizer", [OPTIMIZER, Sam(Sgd(lr=0.1))], ids=["sgd", "sam"])
+def test_a_fold_sums_over_the_last_epoch_what_the_first_loss_saw(
+    networks: Networks, data: Data, optimizer: Optimizer
+) -> None:
+    features: list[Tensor] = []
+
+    def noted(model: Model, batch: Batch) -> Tensor:
+        features.append(model.features(batch.x)[batch.weight > 0].detach())
+        return cross_entropy(model, batch)
+
+    objectives = Objective(noted, trains=("classifier.*",)), Objective(feature_size, ("features.*",))
+    params, folded = fit(networks, data, *objectives, fold=seen, optimizer=optimizer)
+    calls = features[:: 2 if isinstance(optimizer, Sam) else 1]  # its second call is at other weights
+    per_epoch = len(calls) // EPOCHS
+    expected = torch.zeros(FEATURES)
+    for z in calls[-per_epoch:]:
+        expected = expected + z.sum(0)
+    assert bits(folded) == bits(Seen(expected, torch.tensor(per_epoch)))
+    assert not folded.z.requires_grad
+    assert bits(params) == bits(fit(networks, data, *objectives, optimizer=optimizer))
+
+
+def test_a_folded_sum_that_is_not_finite_fails_the_fit(networks: Networks, data: Data) -> None:
+    with pytest.raises(Diverged, match="folded sums were not finite"):
+        fit(networks, data, Objective(cross_entropy), fold=lambda model, batch: batch.x.sum() / 0)
 
 
 def test_two_objectives_take_turns_on_every_batch(networks: Networks, data: Data) -> None:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -43,6 +43,17 @@ class _Sum:
 
 
 @dataclass(frozen=True)
+class _WithoutTerms:
+    """A statistic that reads the method's own contexts, without those of the added loss terms."""
+
+    statistic: Callable[..., Tree]
+    num_contexts: int
+
+    def __call__(self, model: Model, batch: Batch, *context: Tree) -> Tree:
+        return self.statistic(model, batch, *context[: self.num_contexts])
+
+
+@dataclass(frozen=True)
 class ClientContext:
     """What a client's step works with: its own data and networks, and the runtime's help."""
 
@@ -76,6 +87,7 @@ class ClientContext:
         """The weights that every client with these networks starts from."""
         return self.networks.init(derive_seed(self.seed, "weights"))
 
+    @overload
     async def fit(
         self,
         *objectives: Objective,
@@ -84,8 +96,37 @@ class ClientContext:
         epochs: int | None = None,
         optimizer: Optimizer | None = None,
         data: Data | None = None,
-    ) -> Params:
-        """The weights after training from `params`; anything not named here is as configured."""
+    ) -> Params: ...
+
+    @overload
+    async def fit(
+        self,
+        *objectives: Objective,
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        epochs: int | None = None,
+        optimizer: Optimizer | None = None,
+        data: Data | None = None,
+        fold: Callable[..., T],
+    ) -> tuple[Params, T]: ...
+
+    async def fit(
+        self,
+        *objectives: Objective,
+        params: Params,
+        context: tuple[Tree, ...] = (),
+        epochs: int | None = None,
+        optimizer: Optimizer | None = None,
+        data: Data | None = None,
+        fold: Callable[..., Any] | None = None,
+    ) -> Any:
+        """The weights after training from `params`; anything not named here is as configured.
+
+        With `fold` it gives `(weights, sums)`: Σ fold(model, batch, *context) over the batches of the last epoch, on
+        the model and features that the first objective's loss sees. The sums keep the statistic's dtype.
+        """
+        if fold is not None and self.terms:
+            fold = _WithoutTerms(fold, len(context))
         for term, term_context in self.terms:
             objectives = tuple(replace(o, loss=_Sum(o.loss, term)) for o in objectives)
             context = (*context, term_context)
@@ -100,6 +141,7 @@ class ClientContext:
             epochs=self.epochs if epochs is None else epochs,
             batch_size=self.batch_size,
             seed=self._next_seed(),
+            fold=fold,
         )
 
     async def total(

@@ -43,13 +43,17 @@ class Request(Generic[T_co]):
 
 
 @dataclass(frozen=True)
-class Fit(Request[Params]):
-    """Train: each batch takes one optimiser step for each objective in turn."""
+class Fit(Request[Any]):
+    """Train: each batch takes one optimiser step for each objective in turn. The answer is the weights; with `fold` it
+    is the weights and the folded sums."""
 
     objectives: tuple[Objective, ...]
     optimizer: Optimizer
     epochs: int
     batch_size: int
+    fold: Callable[..., Tree] | None = None
+    """A statistic `fold(model, batch, *context)`, summed over the batches of the last epoch. It is given the model of
+    the first objective's loss, before that batch's step, and no gradient flows through it."""
 
     def trained(self) -> list[Params]:
         """The weights that each objective changes, of those that the request begins with."""

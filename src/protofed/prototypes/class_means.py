@@ -1,17 +1,19 @@
 """Class prototypes: the mean feature of each class at a client, and their mean over clients."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from protofed.api.contexts import ClientContext
+from protofed.api.requests import Objective
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model, Networks, Parts, matching
 from protofed.nn.precision import product
-from protofed.tree import Params, record
+from protofed.tree import Params, Tree, record
 
 PrototypeMode = Literal["running", "recomputed"]
 """`running`: the mean of the features that training saw in its last epoch (networks in training mode, varied images, a
@@ -104,12 +106,31 @@ async def of_client(client: ClientContext, params: Params, mode: PrototypeMode) 
     """The client's class means after training, in either mode."""
     if mode == "running":
         return recorded(params)
-    sums = await client.total(_feature_sums, params, (torch.zeros(client.num_classes),))
+    sums = await client.total(FeatureSums(client.num_classes), params)
     return sums.prototypes()
 
 
-def _feature_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
-    return class_sums(model.features(batch.x), batch.y, batch.weight, len(per_class))
+@dataclass(frozen=True)
+class FeatureSums:
+    """The statistic behind class means, for `total` and for the `fold` of a fit."""
+
+    num_classes: int
+
+    def __call__(self, model: Model, batch: Batch, *context: Tree) -> ClassSums:
+        return class_sums(model.features(batch.x), batch.y, batch.weight, self.num_classes)
+
+
+async def fit_with_prototypes(
+    client: ClientContext, objective: Objective, params: Params, context: tuple[Tree, ...], mode: PrototypeMode
+) -> tuple[Params, Prototypes]:
+    """The weights after training, and the client's class means in either mode."""
+    statistic = FeatureSums(client.num_classes)
+    if mode == "running":
+        fitted, sums = await client.fit(objective, params=params, context=context, fold=statistic)
+    else:
+        fitted = await client.fit(objective, params=params, context=context)
+        sums = await client.total(statistic, fitted)
+    return fitted, sums.prototypes()
 
 
 def mean_over_owners(prototypes: Iterable[Prototypes], previous: Prototypes) -> Prototypes:

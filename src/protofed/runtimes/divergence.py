@@ -33,20 +33,22 @@ class Diverged(ArithmeticError):
     """A loss or a weight of a fit was not finite; the message says where that began."""
 
 
-def are_finite(fits: Sequence[tuple[Params, Iterable[Tensor]]]) -> list[bool]:
-    """Whether all weights and all losses of each fit are finite, in one look at the device."""
+def are_finite(fits: Sequence[tuple[Tree, Iterable[Tensor]]]) -> list[bool]:
+    """Whether all results and all losses of each fit are finite, in one look at the device."""
     # guard: losses-weights-not-finite-noticed
-    return torch.stack([_largest(params, losses) for params, losses in fits]).isfinite().tolist()
+    return torch.stack([_largest(results, losses) for results, losses in fits]).isfinite().tolist()
 
 
-def _largest(params: Params, losses: Iterable[Tensor]) -> Tensor:
+def _largest(results: Tree, losses: Iterable[Tensor]) -> Tensor:
     """The sum of the largest sizes: not finite if and only if one of the values is not."""
-    sizes = tree.norms(params.values(), torch.inf)
+    sizes = tree.norms(tree.leaves(results), torch.inf)
     return torch.cat([sizes, *(loss.detach().double().reshape(1) for loss in losses)]).sum()
 
 
-def explained(request: Fit, fit: Callable[[Fit], Params]) -> Diverged:
+def explained(request: Fit, fit: Callable[[Fit], Any]) -> Diverged:
     """What went wrong in a fit, found by doing it once more."""
+    if isinstance(request.optimizer, _WatchedOptimizer):  # this is the repetition, and it noticed nothing on its way
+        return Diverged("buffers or folded sums were not finite, though every loss, gradient and weight was")
     steps = request.epochs * ceil(len(request.data) / request.batch_size)
     witness = _Witness(f"of {steps}", len(request.objectives))
     objectives = tuple(replace(o, loss=_Watched(o.loss, witness)) for o in request.objectives)

@@ -16,6 +16,7 @@ from protofed.api.contexts import Reply
 from protofed.api.requests import Fit, Map, Objective, Request, Total
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Batch, batch_at, evaluation_plan, training_plan
+from protofed.nn.networks import Model
 from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Gradient
 from protofed.runtimes.base import Failure, Job, checked_reply, failure_of
@@ -88,13 +89,15 @@ class Sequential:
             error = None  # it holds this frame, which would hold it
 
 
-def fit(request: Fit, precision: Precision = "float32") -> Params:
+def fit(request: Fit, precision: Precision = "float32") -> Any:
     """Alternates one optimiser step for each objective on every batch of the seeded plan."""
     draws = torch.Generator().manual_seed(request.seed)
     plan = training_plan(request.data, request.batch_size, request.epochs, request.transform, draws)
     networks, params = request.networks, dict(request.params)
     trained = request.trained()
     losses: list[Tensor] = []
+    folded = _Folded(request.fold)
+    is_last_epoch = plan.is_last_epoch.tolist() if request.fold else []
     buffers = networks.own_buffers(params)
     params |= buffers  # the networks update them in place
     states = [request.optimizer.init(weights) for weights in trained]
@@ -103,13 +106,30 @@ def fit(request: Fit, precision: Precision = "float32") -> Params:
             batch = batch_at(request.data, plan, step, request.transform)
             for i, objective in enumerate(request.objectives):
                 weights = {name: params[name] for name in trained[i]}
-                slope = _gradient(request, objective, batch, params, buffers, precision, losses)
+                fold = folded if i == 0 and request.fold and is_last_epoch[step] else None
+                slope = _gradient(request, objective, batch, params, buffers, precision, losses, fold)
                 weights, states[i] = request.optimizer.step(slope, weights, states[i])
                 params |= weights
     networks.check_constants()
-    if not all(are_finite([(params, losses)])):
+    if not all(are_finite([((params, folded.sums), losses)])):
         raise explained(request, partial(fit, precision=precision))
-    return params
+    return params if request.fold is None else (params, folded.sums)
+
+
+class _Folded:
+    """The sums of a fit's `fold`, in the statistic's own dtype and the order of the batches."""
+
+    def __init__(self, statistic: Callable[..., Tree] | None) -> None:
+        self._statistic = statistic
+        self.sums: Tree = ()
+
+    @torch.no_grad()
+    def add(self, model: Model, batch: Batch, context: tuple[Tree, ...]) -> None:
+        assert self._statistic is not None
+        value = tree.map(Tensor.detach, self._statistic(model, batch, *context))
+        if self.sums == ():
+            self.sums = tree.map(torch.zeros_like, value)
+        self.sums = tree.map(torch.add, self.sums, value)
 
 
 def _gradient(
@@ -120,18 +140,21 @@ def _gradient(
     buffers: Params,
     precision: Precision,
     losses: list[Tensor],
+    folded: _Folded | None,
 ) -> Gradient:
-    """The gradient as a function of the trained weights. Buffers change at its first call only: statistics belong to
-    the weights themselves, not to places that an optimiser tries."""
+    """The gradient as a function of the trained weights. Buffers and folded sums change at its first call only: they
+    belong to the weights themselves, not to places that an optimiser tries."""
     is_first = True
 
     def gradient(weights: Params) -> Params:
         nonlocal is_first
         own = buffers if is_first else {name: leaf.clone() for name, leaf in buffers.items()}
-        is_first = False
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
         model = request.networks.model({**params, **leaves, **own}, training=True, precision=precision)
         loss = objective.loss(model, batch, *request.context)
+        if folded is not None and is_first:
+            folded.add(model, batch, request.context)
+        is_first = False
         losses.append(loss.detach())
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return {name: grad.contiguous() for name, grad in zip(leaves, grads, strict=True)}

@@ -205,9 +205,10 @@ class Cohort:
         """The answers, but for fits whose losses and weights did not stay finite what happened there."""
         if not isinstance(requests[0], Fit):
             return answers
-        are_good = are_finite([(params, [trouble]) for params, trouble in answers])
-        pairs = zip(requests, answers, are_good, strict=True)
-        return [params if is_good else self._explained(request) for request, (params, _), is_good in pairs]
+        are_good = are_finite([((params, folded), [trouble]) for params, folded, trouble in answers])
+        fitted = [params if requests[0].fold is None else (params, folded) for params, folded, _ in answers]
+        triples = zip(requests, fitted, are_good, strict=True)
+        return [answer if is_good else self._explained(request) for request, answer, is_good in triples]
 
     def _explained(self, request: Any) -> Exception:
         with on(self.device):

@@ -4,7 +4,6 @@ A body is a pure function `(carry, known, batch, slope) -> (carry, output)`. Req
 be run together, in whatever way: the body does not know. It must not leave the device, branch on a tensor or draw.
 """
 
-import contextlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -23,7 +22,7 @@ from protofed.nn.networks import Model, Networks
 from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Optimizer, Sgd, at_rate, rate_of
 from protofed.runtimes.device import CPU, on
-from protofed.tree import Params, Tree
+from protofed.tree import Params, Ragged, Tree
 
 LARGEST_BATCH = 1024
 """Of examples that are only looked at."""
@@ -34,31 +33,40 @@ MOST_SEEN = 128
 MOST_FRESH = 8
 """States of optimisers before the first step that are kept, each as large as the weights that it is for."""
 
-LossOf = Callable[[Params, Params], Tensor]
-"""Of trained weights and buffers; changes the buffers in place."""
-Slope = Callable[[LossOf, Params, Params, bool], tuple[Params, Params, Tensor]]
-"""The gradient of a loss, the buffers after it, which may be changed where they are if so told, and the loss."""
+MOST_PADDED = 64
+"""Leaves of ragged contexts that are kept beside their padded form."""
+
+RAGGED_ROWS = 32
+"""Ragged leaves are padded to a multiple of so many rows."""
+
+LossOf = Callable[[Params, Params], tuple[Tensor, Tree]]
+"""The loss at trained weights and buffers, and the statistic folded beside it; changes the buffers in place."""
+Slope = Callable[[LossOf, Params, Params, bool], tuple[Params, Params, Tensor, Tree]]
+"""The gradient of a loss, the buffers after it, which may be changed where they are if so told, the loss, and the
+statistic folded beside it."""
 
 
-def by_autograd(loss_of: LossOf, weights: Params, buffers: Params, in_place: bool) -> tuple[Params, Params, Tensor]:
+def by_autograd(
+    loss_of: LossOf, weights: Params, buffers: Params, in_place: bool
+) -> tuple[Params, Params, Tensor, Tree]:
     own = buffers if in_place else {name: leaf.clone() for name, leaf in buffers.items()}
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
     with torch.enable_grad():
-        loss = loss_of(leaves, own)
+        loss, value = loss_of(leaves, own)
     grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return dict(zip(leaves, grads, strict=True)), own, loss.detach()
+    return dict(zip(leaves, grads, strict=True)), own, loss.detach(), value
 
 
-def by_transform(loss_of: LossOf, weights: Params, buffers: Params, _: bool) -> tuple[Params, Params, Tensor]:
+def by_transform(loss_of: LossOf, weights: Params, buffers: Params, _: bool) -> tuple[Params, Params, Tensor, Tree]:
     """The same in a way that vmap can map, where nothing is changed in place."""
 
-    def loss(leaves: Params) -> tuple[Tensor, tuple[Params, Tensor]]:
+    def both(leaves: Params) -> tuple[Tensor, tuple[Params, Tensor, Tree]]:
         own = {name: leaf.clone() for name, leaf in buffers.items()}
-        value = loss_of(leaves, own)
-        return value, (own, value.detach())
+        loss, value = loss_of(leaves, own)
+        return loss, (own, loss.detach(), value)
 
-    grads, (own, value) = torch.func.grad(loss, has_aux=True)(weights)
-    return grads, own, value
+    grads, (own, loss, value) = torch.func.grad(both, has_aux=True)(weights)
+    return grads, own, loss, value
 
 
 class Body(Protocol):
@@ -70,8 +78,8 @@ class Body(Protocol):
 
 @dataclass(frozen=True)
 class FitBody:
-    """One optimiser step for each objective. `carry` is the parameters, the optimisers' states, and a number that is 0
-    as long as every loss was finite."""
+    """One optimiser step for each objective. `carry` is the parameters, the optimisers' states, a number that is 0 as
+    long as every loss was finite, and the sums of `fold`."""
 
     networks: Networks
     objectives: tuple[Objective, ...]
@@ -79,60 +87,76 @@ class FitBody:
     optimizer: Optimizer
     has_rate: bool
     """Whether the learning rate is the first thing known."""
+    fold: Callable[..., Tree] | None
     precision: Precision
 
     def __call__(
         self, carry: Tree, known: Tree, batch: Batch, slope: Slope, in_place: bool = False
     ) -> tuple[Tree, Tree]:
-        params, states, trouble = carry
+        params, states, trouble, folded = carry
         rate, context = known
         optimizer = at_rate(self.optimizer, rate.squeeze()) if self.has_rate else self.optimizer
         states = list(states)
         for i, objective in enumerate(self.objectives):
             weights = tree.select(params, self.trained[i])
-            gradient = _Gradient(self, objective, params, context, batch, slope, in_place)
+            fold = self.fold if i == 0 else None
+            gradient = _Gradient(self, objective, fold, params, context, batch, slope, in_place)
             step = optimizer.step
             if in_place and isinstance(optimizer, Sgd) and type(optimizer).step is Sgd.step:  # not a user's own kind
                 step = optimizer.step_in_place
             weights, states[i] = step(gradient, weights, states[i])
             params = {**params, **gradient.buffers, **weights}
             trouble = trouble + gradient.trouble
-        return (params, states, trouble), None
+            if fold is not None:
+                folded = _added(folded, gradient.folded, batch.is_last_epoch)
+        return (params, states, trouble, folded), None
+
+
+def _added(sums: Tree | None, value: Tree, is_last_epoch: Tensor) -> Tree:
+    """The sums with one more value, if it is of the last epoch; the value alone where there are no sums yet."""
+    if sums is None:
+        return value
+    return tree.map(lambda total, leaf: torch.where(is_last_epoch, total + leaf, total), sums, value)
 
 
 class _Gradient:
-    """The gradient as a function of the trained weights. Buffers change at its first call only: statistics belong to
-    the weights themselves, not to places that an optimiser tries."""
+    """The gradient as a function of the trained weights. Buffers and the folded statistic are those of its first call:
+    they belong to the weights themselves, not to places that an optimiser tries."""
 
     def __init__(
         self,
         body: FitBody,
         objective: Objective,
+        fold: Callable[..., Tree] | None,
         params: Params,
         context: Tree,
         batch: Batch,
         slope: Slope,
         in_place: bool,
     ) -> None:
-        self._body, self._objective, self._params = body, objective, params
+        self._body, self._objective, self._fold, self._params = body, objective, fold, params
         self._context, self._batch, self._slope = context, batch, slope
         self._is_first, self._in_place = True, in_place
         self.trouble: Tensor | float = 0.0
         """0 times the losses: not a number once one of them was not finite."""
         self.buffers = without_names(params, body.networks.trainable)
+        self.folded: Tree = ()
 
     def __call__(self, weights: Params) -> Params:
-        grads, buffers, loss = self._slope(self._loss, weights, self.buffers, self._in_place and self._is_first)
+        grads, buffers, loss, value = self._slope(self._loss, weights, self.buffers, self._in_place and self._is_first)
         self.trouble = self.trouble + 0 * loss
         if self._is_first:
-            self.buffers, self._is_first = buffers, False
+            self.buffers, self.folded, self._is_first = buffers, value, False
         return grads
 
-    def _loss(self, weights: Params, buffers: Params) -> Tensor:
+    def _loss(self, weights: Params, buffers: Params) -> tuple[Tensor, Tree]:
         params = {**self._params, **buffers, **weights}
         model = self._body.networks.model(params, training=True, precision=self._body.precision)
         loss: Tensor = self._objective.loss(model, self._batch, *self._context)
-        return loss
+        if self._fold is None or not self._is_first:
+            return loss, ()
+        with torch.no_grad():
+            return loss, tree.map(Tensor.detach, self._fold(model, self._batch, *self._context))
 
 
 @dataclass(frozen=True)
@@ -223,12 +247,15 @@ class Lowering:
         self._precision = precision
         self._seen: dict[Hashable, tuple[Tree, bool]] = {}
         self._fresh: dict[Hashable, tuple[Tree | None, Tensor]] = {}
+        self._padded: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
     def forget(self) -> None:
         self._seen.clear()
         self._fresh.clear()
+        self._padded.clear()
 
     def of(self, request: Request[Any]) -> Loop:
+        request = replace(request, context=tree.map_ragged(self._pad, request.context))
         match request:
             case Fit():
                 return self._fit(request)
@@ -238,6 +265,18 @@ class Lowering:
                 return self._map(request)
         raise TypeError(f"unknown request {request!r}")
 
+    def _pad(self, leaf: Tensor, ragged: Ragged) -> Tensor:
+        """The leaf with rows up to a multiple of 32, so that what was recorded for one number of rows serves others.
+        Clients that share a leaf share the padded one."""
+        key = (id(leaf), leaf._version, ragged)
+        if key not in self._padded:
+            if len(self._padded) == MOST_PADDED:
+                self._padded.clear()
+            missing = RAGGED_ROWS * max(1, ceil(len(leaf) / RAGGED_ROWS)) - len(leaf)
+            padded = torch.cat([leaf, leaf.new_full((missing, *leaf.shape[1:]), ragged.fill)])
+            self._padded[key] = leaf, padded  # the leaf is kept alive: a new tensor may reuse its id()
+        return self._padded[key][1]
+
     def _fit(self, request: Fit) -> Loop:
         networks, params, optimizer = request.networks, dict(request.params), request.optimizer
         trained = request.trained()
@@ -246,10 +285,14 @@ class Lowering:
         device = request.data.y.device
         known = (torch.full((1 if changes else 0,), rate or 0.0, device=device), request.context)
         steady = at_rate(optimizer, 1.0) if changes else optimizer
-        body = FitBody(networks, request.objectives, tuple(map(tuple, trained)), steady, changes, self._precision)
+        body = FitBody(
+            networks, request.objectives, tuple(map(tuple, trained)), steady, changes, request.fold, self._precision
+        )
         plan = _fit_plan(request)
-        carry = params, *self._beginning(steady, trained, device)
-        _, draws = self._tried(body, device, lambda: _step_of(request, plan, body, carry, known))
+        start = params, *self._beginning(steady, trained, device)
+        key = body if request.fold is None else (body, spec(known), request.data.x.shape[1:])
+        zeros, draws = self._tried(key, device, lambda: _step_of(request, plan, body, start, known))
+        carry = (*start, zeros)
         return Loop(body, carry, known, request.data, plan, request.transform, _fitted, draws)
 
     def _beginning(self, optimizer: Optimizer, trained: list[Params], device: torch.device) -> tuple[Tree, Tensor]:
@@ -321,18 +364,25 @@ def _generators(device: torch.device) -> list[Tensor]:
 
 
 def _fitted(last: Tree, _: Tree) -> Tree:
-    """The weights, and the number that is 0 if all went well."""
-    params, _, trouble = last
-    return params, trouble
+    """The weights, the folded sums, and the number that is 0 if all went well."""
+    params, _, trouble, folded = last
+    return params, folded, trouble
 
 
-def _step_of(request: Fit, plan: Plan, body: FitBody, carry: Tree, known: Tree) -> None:
-    """Takes a first step and keeps nothing of it. If it fails, whoever takes it in earnest will say so."""
+def _step_of(request: Fit, plan: Plan, body: FitBody, start: Tree, known: Tree) -> Tree:
+    """Takes a first step, and keeps nothing of it but zeros in the shape of the folded statistic. If a step without a
+    fold fails, whoever takes it in earnest will say so."""
     device = request.data.y.device
     first: Plan = tree.map(lambda leaf: leaf[:1].to(device), plan)
     first = replace(first, index=request.data.index[first.index])
-    with contextlib.suppress(Exception):
-        body(carry, known, batch_at(request.data, first, 0, request.transform), by_autograd)
+    try:
+        batch = batch_at(request.data, first, 0, request.transform)
+        (*_, value), _ = body((*start, None), known, batch, by_autograd)
+    except Exception:
+        if body.fold is not None:
+            raise
+        return ()
+    return tree.map(torch.zeros_like, value) if body.fold else ()
 
 
 def _first(request: Request[Any]) -> Batch:
