@@ -216,3 +216,17 @@ def test_importing_protofed_loads_no_slow_library_that_few_runs_need() -> None:
     code = f"import sys, protofed; print({slow} & sys.modules.keys())"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "set()"
+
+
+SHARED_BY_METHODS = {"families", "_shared"}
+
+
+def test_no_method_imports_another_method() -> None:
+    """The one exception: a wrapper goes around FedAvg unless told otherwise."""
+    root = SOURCE / "protofed/methods"
+    for path in (p for p in root.rglob("*.py") if p != root / "__init__.py"):
+        module = path.relative_to(root).with_suffix("").parts[0]
+        names = (name.split(".") for name in imported(parsed(path)))
+        others = {words[2] for words in names if words[:2] == ["protofed", "methods"]} - SHARED_BY_METHODS - {module}
+        allowed = {"fedavg"} if '"wrapper"' in path.read_text(encoding="utf-8") else set()
+        assert others <= allowed, f"{path.name} imports {sorted(others - allowed)}: move what both need to _shared"

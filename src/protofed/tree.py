@@ -128,6 +128,11 @@ class Mean:
             torch._foreach_add_([self._sums[name] for name in named], list(named.values()), alpha=weight)  # in float64
         self._weight += weight  # guard: renormalisation-over-those-replied
 
+    @property
+    def weight(self) -> float:
+        """The sum of all weights so far."""
+        return self._weight
+
     def value(self) -> Tree:
         if self._weight <= 0:  # guard: mean-no-weight-abandons-round
             raise RoundAbandoned("there is no mean: nothing was added to it, or only at weight 0")

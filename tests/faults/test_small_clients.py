@@ -33,13 +33,13 @@ from protofed.api.task import Task
 from protofed.data.batches import Data, training_plan
 from protofed.engine.federation import Federation, State
 from protofed.methods import METHODS
+from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods.ccvr import CCVR, class_gaussians, virtual_features
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fpl import FPL
 from protofed.metrics.formulas import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Gradient, Sgd
-from protofed.prototypes.calibration import known_cross_entropy
 from protofed.prototypes.class_means import no_prototypes
 from protofed.prototypes.contrast import nearest
 from protofed.runtimes.sequential import Sequential

@@ -8,7 +8,8 @@ import torch
 
 from methods.conformance import CHECKS, assert_close, assert_same, federation, fingerprint, usual, whole
 from protofed.api.method import Method
-from protofed.methods.averaging import Averaging, averaged
+from protofed.methods._shared.mixing import running_average
+from protofed.methods.averaging import Averaging
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
@@ -64,10 +65,10 @@ def test_at_the_end_of_the_rounds_it_is_its_base() -> None:
 
 def test_one_more_model_counts_as_much_as_each_before() -> None:
     # Three models whose mean is 2 and one of 6: (3 · 2 + 6) / 4 = 3.
-    mean, count = averaged({"w": torch.tensor([2.0])}, torch.tensor(3), {"w": torch.tensor([6.0])}, True)
+    mean, count = running_average({"w": torch.tensor([2.0])}, torch.tensor(3), {"w": torch.tensor([6.0])}, True)
     assert (mean["w"].tolist(), count.item()) == ([3.0], 4)
     # Before its time the average is the last model, and counts nothing.
-    mean, count = averaged({"w": torch.tensor([2.0])}, torch.tensor(0), {"w": torch.tensor([6.0])}, False)
+    mean, count = running_average({"w": torch.tensor([2.0])}, torch.tensor(0), {"w": torch.tensor([6.0])}, False)
     assert (mean["w"].tolist(), count.item()) == ([6.0], 0)
 
 

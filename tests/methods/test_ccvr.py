@@ -33,9 +33,9 @@ from protofed import tree, wire
 from protofed.api.method import Method
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.engine.round import RoundClients
+from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.ccvr import (
     CCVR,
-    CLASSIFIER,
     ClassGaussians,
     class_gaussians,
     no_gaussians,

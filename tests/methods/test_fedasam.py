@@ -22,7 +22,7 @@ from methods.conformance import (
 )
 from protofed.data.batches import batch_at, training_plan
 from protofed.errors import BadInput
-from protofed.methods.fedasam import Averaged, FedASAM, sharpness_aware
+from protofed.methods.fedasam import AveragedWeights, FedASAM, sharpness_aware
 from protofed.methods.fedavg import FedAvg
 from protofed.optim.optimizers import Asam, Sam, Sgd
 from protofed.tree import Nothing, Params
@@ -94,7 +94,7 @@ def test_the_average_starts_after_three_quarters_of_the_rounds() -> None:
     for state in states[:8]:
         assert_same(state.server.average, state.server.params, "the average of at most one model")
     last, server = states[7].server.params, states[8].server
-    assert isinstance(server, Averaged)
+    assert isinstance(server, AveragedWeights)
     expected = {name: ((last[name].double() + server.params[name].double()) / 2).float() for name in last}
     assert_close(server.average, expected, "the average of two models", within=1e-6)
     assert_same(of.method.public(server)[0], server.average, "the public model")

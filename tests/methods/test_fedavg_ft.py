@@ -19,7 +19,7 @@ from methods.conformance import (
     usual,
 )
 from protofed.api.method import Method
-from protofed.methods.families import HEAD
+from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedavg_ft import FedAvgFT
 from protofed.nn.networks import matching, without
@@ -58,8 +58,8 @@ def test_only_the_head_is_fine_tuned_if_so_set() -> None:
     state = usual(HEAD_ONLY, 1)
     own, received = reply_of(federation(HEAD_ONLY), state, "ann").memory.params, state.server.params
     weights = ("*.running_*",)
-    assert_same(without(without(own, HEAD), weights), without(without(received, HEAD), weights), "the body")
-    assert fingerprint(matching(own, HEAD)) != fingerprint(matching(received, HEAD))
+    assert_same(without(without(own, CLASSIFIER), weights), without(without(received, CLASSIFIER), weights), "the body")
+    assert fingerprint(matching(own, CLASSIFIER)) != fingerprint(matching(received, CLASSIFIER))
 
 
 def test_the_client_is_the_fine_tuned_model_before_and_after_training() -> None:

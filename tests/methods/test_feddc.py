@@ -75,7 +75,7 @@ def test_the_loss_is_cross_entropy_the_penalty_and_the_correction_on_numbers() -
 
 
 def test_sizes_are_relative_to_the_mean_client() -> None:
-    uniform, weighted = relative_sizes(TASK, "uniform"), relative_sizes(TASK, "examples")
+    uniform, weighted = relative_sizes(TASK.spec, "uniform"), relative_sizes(TASK.spec, "examples")
     # 11 + 6 + 9 + 5 + 7 = 38 examples of five clients: 7.6 on average.
     assert uniform["ann"].item() == pytest.approx(11 / 7.6)
     assert sum(size.item() for size in uniform.values()) == pytest.approx(5)

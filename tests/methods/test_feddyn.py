@@ -28,11 +28,12 @@ from methods.conformance import (
 from protofed import tree
 from protofed.api.method import Method
 from protofed.data.batches import Batch
+from protofed.methods._shared.control_variates import corrected, drift_penalty, updated_drift
 from protofed.methods.families import Weighting, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.feddyn import Drift, FedDyn, corrected, drift_penalty, mean_upload, moved
+from protofed.methods.feddyn import Drift, FedDyn
 from protofed.nn.networks import Parts
-from protofed.tree import Params
+from protofed.tree import Mean, Params
 
 TRAINABLE = federation(FedDyn()).networks_of("ann").trainable
 PRESENT = [("ann", "bob", "cyd", "dan", "eve"), ("bob", "eve"), ("ann", "bob", "dan")]
@@ -66,8 +67,8 @@ def test_the_loss_is_cross_entropy_and_half_alpha_times_the_squared_way_from_the
 
 def test_a_client_adds_the_way_it_went_to_its_drift() -> None:
     drift, end, start = ({"w": torch.tensor(values)} for values in ([1.0, 2.0], [5.0, 1.0], [4.0, 3.0]))
-    assert moved(drift, end, start)["w"].tolist() == [2.0, 0.0]  # 1 + 5 − 4 and 2 + 1 − 3
-    assert moved(drift, end, start, 0.5)["w"].tolist() == [1.5, 1.0]
+    assert updated_drift(drift, end, start)["w"].tolist() == [2.0, 0.0]  # 1 + 5 − 4 and 2 + 1 − 3
+    assert updated_drift(drift, end, start, 0.5)["w"].tolist() == [1.5, 1.0]
     state = usual(FedDyn(), 1)
     reply = reply_of(federation(FedDyn()), state, "bob")
     before, received = state.memories["bob"].drift, state.server.params
@@ -85,13 +86,15 @@ def test_the_mean_over_clients_and_the_share_that_is_behind_it() -> None:
     central = federation(FedDyn()).server_context(0, "round")
     params = {"ann": 3.0, "bob": 6.0}
     uploads = [(c, WeightUpload({"w": torch.tensor([w])}, torch.tensor(SIZES[c]))) for c, w in params.items()]
-    uniform, share = mean_upload(uploads, "uniform", central)
-    assert uniform.params["w"].tolist() == [4.5]
-    assert share == pytest.approx(2 / 5)
-    weighted, share = mean_upload(uploads, "examples", central)
     # ann has 11 examples, bob 6, all five clients have 38: (11 · 3 + 6 · 6) / 17 = 69 / 17.
-    assert weighted.params["w"].item() == pytest.approx(69 / 17)
-    assert share == pytest.approx(17 / 38)
+    expected = {"uniform": (4.5, 2 / 5), "examples": (69 / 17, 17 / 38)}
+    for weighting, (mean, share) in expected.items():
+        method, total = FedDyn(weighting=weighting), Mean()
+        for _, upload in uploads:
+            [(value, weight)] = method.summand(upload, Weights({})).values()
+            total.add(value, weight)
+        assert total.value().params["w"].item() == pytest.approx(mean)
+        assert method.share({"upload": total}, central) == pytest.approx(share)
 
 
 def test_the_server_adds_the_mean_drift_to_parameters_only() -> None:

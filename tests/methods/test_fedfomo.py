@@ -25,8 +25,9 @@ from methods.conformance import (
 from protofed.api.method import Method
 from protofed.api.requests import Fit
 from protofed.data.batches import Data
-from protofed.methods.fedfomo import FedFomo, Models, WorthUpload, explored, mixed, mixing_weights, split, worths
-from protofed.methods.ifca import model_at
+from protofed.methods._shared.mixing import entry
+from protofed.methods._shared.validation import stratified_split
+from protofed.methods.fedfomo import FedFomo, Models, WorthUpload, explored, mixing_weights, worths
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import generator
 from protofed.tree import Params
@@ -62,30 +63,22 @@ def test_weights_are_positive_and_sum_to_1_or_all_0() -> None:
         assert weights.sum().item() == pytest.approx(1.0 if (worth > 0).any() else 0.0, abs=1e-12)
 
 
-def test_the_mixture_is_the_mean_by_the_weights_or_the_own_model() -> None:
-    own = {"w": torch.tensor([7.0])}
-    models = [{"w": torch.tensor([1.0])}, {"w": torch.tensor([100.0])}, {"w": torch.tensor([5.0])}]
-    # 7 + 0.25 (1 − 7) + 0.75 (5 − 7) = 4
-    assert mixed(own, models, torch.tensor([0.25, 0.0, 0.75]))["w"].tolist() == [4.0]
-    assert mixed(own, models, torch.zeros(3)) is own
-
-
 # ---- validation examples
 
 
 def test_validation_examples_are_drawn_class_by_class_and_are_not_trained_on() -> None:
     labels = torch.tensor([0] * 10 + [1] * 5 + [2] * 20)[torch.randperm(35, generator=generator(0))]
     data = examples(labels, 0)
-    training, held = split(data, 0.2, generator(1))
+    training, held = stratified_split(data, 0.2, generator(1))
     assert sorted([*training.index.tolist(), *held.index.tolist()]) == list(range(35))
     assert torch.bincount(held.labels).tolist() == [2, 1, 4]
-    assert held.index.tolist() != split(data, 0.2, generator(2))[1].index.tolist()
+    assert held.index.tolist() != stratified_split(data, 0.2, generator(2))[1].index.tolist()
 
 
 def test_too_few_examples_validate_and_train_at_once() -> None:
     data = Data.of(torch.zeros(1, 2), torch.tensor([0]))
     for seed in range(8):  # by chance the only one would be held, or not
-        training, held = split(data, 0.2, generator(seed))
+        training, held = stratified_split(data, 0.2, generator(seed))
         assert (len(training), len(held)) == (1, 1)
 
 
@@ -143,7 +136,7 @@ def test_a_client_is_sent_as_many_models_as_set_but_no_more_than_there_are_other
         assert {len(leaf) for leaf in message.params.values()} == {size}
         names = sorted(server.models)
         for k, place in enumerate(server.sent["ann"].tolist()):
-            assert_same(model_at(message.params, k), server.models[names[place]], f"model {k} of the message")
+            assert_same(entry(message.params, k), server.models[names[place]], f"model {k} of the message")
 
 
 def test_alone_a_client_trains_on_from_its_own_model() -> None:
@@ -178,8 +171,8 @@ def loss_by_hand(params: Params, data: Data) -> float:
 def test_a_step_mixes_by_validation_loss_and_distance_and_trains_on_the_rest(client: str) -> None:
     state, of = usual(METHOD, 2), federation(METHOD)
     message, own = METHOD.message_for(state.server, client), state.memories[client].params
-    training, held = split(TASK.clients[client], 0.2, generator(3, "validation", client))
-    models = [model_at(message.params, k) for k in range(4)]
+    training, held = stratified_split(TASK.clients[client], 0.2, generator(3, "validation", client))
+    models = [entry(message.params, k) for k in range(4)]
     worth = []
     for params in models:
         trainable = of.networks_of(client).trainable

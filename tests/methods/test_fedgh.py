@@ -33,8 +33,9 @@ from methods.conformance import (
 )
 from protofed.api.method import Method
 from protofed.api.task import ClientId, TaskSpec
+from protofed.methods._shared.models import HEAD
 from protofed.methods.families import Weights
-from protofed.methods.fedgh import HEADER, FedGH, header_loss, pairs
+from protofed.methods.fedgh import FedGH, header_loss, pairs
 from protofed.methods.local import LocalOnly
 from protofed.nn.networks import Parts, matching, without
 from protofed.prototypes.class_means import Prototypes, class_sums
@@ -151,8 +152,8 @@ def test_a_client_predicts_with_the_header_it_trained_or_with_the_servers() -> N
     message, memory = state.server, state.memories["ann"]
     assert_same(FedGH().local_weights(message, memory), memory.params, "trained")
     found = FedGH(inference="global").local_weights(message, memory)
-    assert_same(matching(found, HEADER), message.params, "the header")
-    assert_same(without(found, HEADER), without(memory.params, HEADER), "the body")
+    assert_same(matching(found, HEAD), message.params, "the header")
+    assert_same(without(found, HEAD), without(memory.params, HEAD), "the body")
     for method in (FedGH(), FedGH(inference="global")):
         upload = reply_of(federation(method), usual(method, 1), "ann").upload
         assert_same(method.trained_weights(upload, memory), memory.params, "right after training")
@@ -173,6 +174,6 @@ def test_networks_may_differ_in_front_of_the_header() -> None:
     assert isinstance(state.server, Weights)
     start = of.start()
     message = of.method.message_for(start.server, "bob")
-    own = matching(of.client_context("bob", 0).initial_params(), HEADER)
+    own = matching(of.client_context("bob", 0).initial_params(), HEAD)
     assert fingerprint(own) != fingerprint(message.params)
-    assert_same(matching(of.client_state(start, "bob", message).params, HEADER), message.params, "bob's first header")
+    assert_same(matching(of.client_state(start, "bob", message).params, HEAD), message.params, "bob's first header")

@@ -26,7 +26,8 @@ from methods.conformance import (
     usual,
 )
 from protofed.data.batches import Batch
-from protofed.methods.fednh import PROTOTYPES, FedNH, SphereClassifier, embedding_dim, turned
+from protofed.methods._shared.models import embedding_dim
+from protofed.methods.fednh import PROTOTYPES, FedNH, SphereClassifier, turned
 from protofed.nn.networks import Parts, without
 from protofed.prototypes.class_means import Prototypes
 
@@ -225,7 +226,7 @@ PROJECTED = dataclasses.replace(TASK, model=projected_network)
 
 def test_behind_a_projection_the_sphere_is_that_of_its_output() -> None:
     assert embedding_dim(PROJECTED, projected_network("")) == WIDTH
-    assert embedding_dim(TASK, small_network("")) == FEATURES
+    assert embedding_dim(TASK.spec, small_network("")) == FEATURES
     of = federation(FedNH(), PROJECTED)
     state = after(2, of)
     assert not state.failures

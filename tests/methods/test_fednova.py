@@ -23,9 +23,10 @@ from methods.conformance import (
 from protofed import tree
 from protofed.api.method import Method
 from protofed.errors import BadInput
+from protofed.methods._shared.control_variates import effective_steps
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fednova import FedNova, NormalisedUpload, num_gradients
+from protofed.methods.fednova import FedNova, NormalisedUpload
 from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
 from protofed.tree import Params
 
@@ -41,7 +42,7 @@ def test_conformance(check: Callable[[Method], None]) -> None:
 
 
 def gradients_of(sgd: Sgd, client: str = "eve", **settings: int) -> float:
-    return num_gradients(federation(FedNova(), optimizer=sgd, **settings).client_context(client, 0), "FedNova")
+    return effective_steps(federation(FedNova(), optimizer=sgd, **settings).client_context(client, 0), "FedNova")
 
 
 def test_without_momentum_it_is_the_number_of_steps() -> None:

@@ -34,12 +34,14 @@ from methods.conformance import (
     whole,
 )
 from protofed import tree, wire
-from protofed.api.contexts import ClientContext, Reply
+from protofed.api.contexts import Reply
 from protofed.api.method import Method
 from protofed.api.requests import Request
 from protofed.data.batches import Batch
 from protofed.engine.state import State
-from protofed.methods.families import HEAD, OwnWeights, PrototypeUpload, Weights, WeightSharing
+from protofed.methods._shared.mixing import entry
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import OwnWeights, PartSharing, PrototypeUpload
 from protofed.methods.fedpc import (
     Clusters,
     FedPC,
@@ -48,11 +50,10 @@ from protofed.methods.fedpc import (
     global_prototypes,
     mean_extractor,
     members_mean,
-    of_cluster,
     prototype_distance,
     similarity_shares,
 )
-from protofed.nn.networks import Model, Parts, matching, without
+from protofed.nn.networks import Parts, matching, without
 from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.kmeans import no_partition
@@ -235,8 +236,8 @@ def test_a_round_is_equations_5_to_8_by_a_slow_loop(weighting: Any) -> None:
     found = usual(method, 2).server
     for j in range(2):
         mixed = {n: shares[j][0] * extractors[0][n] + shares[j][1] * extractors[1][n] for n in extractors[0]}
-        assert_close(of_cluster(found.params, j), mixed, f"the extractor of cluster {j}", within=1e-6)
-        assert_close(of_cluster(found.own, j), own[j], f"what cluster {j} sent", within=1e-6)
+        assert_close(entry(found.params, j), mixed, f"the extractor of cluster {j}", within=1e-6)
+        assert_close(entry(found.own, j), own[j], f"what cluster {j} sent", within=1e-6)
         for y in range(CLASSES):
             has = [k for k in range(2) if own[k].count[y] > 0]
             expected = sum(shares[j][k] * own[k].mean[y] for k in has) / sum(shares[j][k] for k in has)
@@ -251,42 +252,30 @@ def test_a_cluster_that_nobody_replies_for_keeps_its_extractor_and_shares_it() -
     present = [c for c in TASK.clients if server.assignment[c] == 0]
     replies = {c: reply_of(federation(TWO), state, c).upload for c in present}
     found = TWO.aggregate(server, iter(replies.items()), federation(TWO).server_context(1, "round"))
-    assert_same(of_cluster(found.own, 1), of_cluster(server.own, 1), "the prototypes of cluster 1")
+    assert_same(entry(found.own, 1), entry(server.own, 1), "the prototypes of cluster 1")
     shares = similarity_shares(found.own, "cosine", 0.1)
     assert 0 < shares[1, 0] < 0.6
     mean = {n: sum(replies[c].params[n].double() for c in present) / len(present) for n in server.params}
     for j in range(2):
         mixed = {n: shares[j, 0] * mean[n] + shares[j, 1] * server.params[n][1].double() for n in mean}
-        assert_close(of_cluster(found.params, j), mixed, f"cluster {j}", within=1e-6)
+        assert_close(entry(found.params, j), mixed, f"cluster {j}", within=1e-6)
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedBody(WeightSharing[OwnWeights]):
+class SharedBody(PartSharing):
     """FedAvg on everything but the classifier, which stays at the client and trains along."""
 
-    private = HEAD
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
-
-    def init_memory(self, local: ClientContext, message: Weights) -> OwnWeights:
-        return OwnWeights(matching(local.initial_params(), HEAD))
-
-    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
-        return {**message.params, **memory.params}
-
-    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
-        return OwnWeights(matching(params, HEAD))
+    private = CLASSIFIER
 
 
 @pytest.mark.parametrize("mode", ["recomputed", "running"])
 def test_one_cluster_without_the_pull_is_fedavg_with_local_heads(mode: Any) -> None:
     plain: dict[str, Any] = {"cross_entropy_weight": 1.0, "prototype_mode": mode, "intra_weighting": "examples"}
     found, expected = usual(FedPC(1, pull_weight=0.0, **plain), 3), usual(SharedBody(), 3)
-    assert_same(of_cluster(found.server.params, 0), expected.server.params, "the extractor after three rounds")
+    assert_same(entry(found.server.params, 0), expected.server.params, "the extractor after three rounds")
     assert_same(found.memories, expected.memories, "the heads after three rounds")
     pulled = usual(FedPC(1, pull_weight=0.1, **plain), 3)
-    assert fingerprint(of_cluster(pulled.server.params, 0)) != fingerprint(expected.server.params)
+    assert fingerprint(entry(pulled.server.params, 0)) != fingerprint(expected.server.params)
 
 
 # ---- the client
@@ -348,8 +337,8 @@ def test_a_client_descends_equation_4_on_the_whole_network(rounds: int) -> None:
 
     expected, _ = trained_by_hand({**message.params, **memory.params}, "ann", loss, round=rounds)
     reply = reply_of(federation(TWO), state, "ann")
-    assert_close(reply.upload.params, without(expected, HEAD), "the extractor", within=2e-5)
-    assert_close(reply.memory.params, matching(expected, HEAD), "the head", within=2e-5)
+    assert_close(reply.upload.params, without(expected, CLASSIFIER), "the extractor", within=2e-5)
+    assert_close(reply.memory.params, matching(expected, CLASSIFIER), "the head", within=2e-5)
     assert not torch.equal(reply.memory.params["classifier.weight"], memory.params["classifier.weight"])
     data = TASK.clients["ann"]
     assert_close(
@@ -457,9 +446,9 @@ def test_the_servers_record_has_every_client_from_the_start_and_one_entry_per_cl
     fresh, state = TWO.init_server(of.server_context(0, "setup")), usual(TWO, 0)
     assert {c: int(j) for c, j in fresh.assignment.items()} == dict.fromkeys(TASK.clients, -1)
     assert tree.named_leaves(fresh).keys() == tree.named_leaves(state.server).keys()
-    initial = without(of.server_context(0, "setup").initial_params(), HEAD)
+    initial = without(of.server_context(0, "setup").initial_params(), CLASSIFIER)
     for j in range(2):
-        assert_same(of_cluster(state.server.params, j), initial, f"the extractor of cluster {j}")
+        assert_same(entry(state.server.params, j), initial, f"the extractor of cluster {j}")
     assert state.server.prototypes.mean.shape == state.server.own.mean.shape == (2, CLASSES, FEATURES)
     assert not state.server.prototypes.is_known.any()
     assert {int(j) for j in state.server.assignment.values()} == {0, 1}
@@ -477,8 +466,8 @@ def test_a_client_receives_what_its_cluster_has() -> None:
     assert not torch.equal(*server.params["features.0.weight"])
     for client, cluster in server.assignment.items():
         message = TWO.message_for(server, client)
-        assert_same(message.params, of_cluster(server.params, int(cluster)), f"the extractor of {client}")
-        assert_same(message.prototypes, of_cluster(server.prototypes, int(cluster)), f"the prototypes of {client}")
+        assert_same(message.params, entry(server.params, int(cluster)), f"the extractor of {client}")
+        assert_same(message.prototypes, entry(server.prototypes, int(cluster)), f"the prototypes of {client}")
         assert message.is_assigned
 
 

@@ -20,7 +20,7 @@ from methods.conformance import (
     usual,
 )
 from protofed.api.method import Method
-from protofed.methods.families import HEAD
+from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.fedper import FedPer
 from protofed.methods.local import LocalOnly
 from protofed.nn.networks import matching, without
@@ -39,8 +39,8 @@ def test_body_and_head_train_together_as_plain_torch_does() -> None:
     start = {**state.server.params, **state.memories["ann"].params}
     expected, _ = trained_by_hand(start, "ann", mean_cross_entropy, round=1)
     reply = reply_of(federation(METHOD), state, "ann")
-    assert_close(reply.upload.params, without(expected, HEAD), "the body", within=1e-5)
-    assert_close(reply.memory.params, matching(expected, HEAD), "the head", within=1e-5)
+    assert_close(reply.upload.params, without(expected, CLASSIFIER), "the body", within=1e-5)
+    assert_close(reply.memory.params, matching(expected, CLASSIFIER), "the head", within=1e-5)
     assert reply.upload.num_examples.item() == SIZES["ann"]
 
 
@@ -68,8 +68,8 @@ def test_the_body_is_the_mean_by_numbers_of_examples() -> None:
 def test_between_rounds_a_client_has_the_servers_body_and_its_own_head() -> None:
     state = usual(METHOD, 2)
     own = METHOD.local_weights(METHOD.message_for(state.server, "bob"), state.memories["bob"])
-    assert_same(without(own, HEAD), state.server.params, "the body")
-    assert_same(matching(own, HEAD), state.memories["bob"].params, "the head")
+    assert_same(without(own, CLASSIFIER), state.server.params, "the body")
+    assert_same(matching(own, CLASSIFIER), state.memories["bob"].params, "the head")
     assert METHOD.public(state.server) is None
 
 
@@ -86,7 +86,7 @@ def test_heads_start_from_the_common_initial_weights_even_late() -> None:
     initial = of.server_context(0, "round").initial_params()
     for server in (state.server, usual(METHOD, 2).server):
         memory = of.client_state(state, "ann", METHOD.message_for(server, "ann"))
-        assert_same(memory.params, matching(initial, HEAD), "the first head")
+        assert_same(memory.params, matching(initial, CLASSIFIER), "the first head")
 
 
 def test_alone_it_is_local_training() -> None:

@@ -24,7 +24,8 @@ from methods.conformance import (
 from protofed.api.method import Method
 from protofed.data.batches import Batch
 from protofed.engine.state import State
-from protofed.methods.families import HEAD, Weights
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import Weights
 from protofed.methods.fedper import FedPer
 from protofed.methods.fedper_plus import FedPerPlus, HeadAndCounts, balanced
 from protofed.nn.networks import Model, Networks, Parts, matching, without
@@ -99,7 +100,7 @@ def test_a_client_counts_its_own_examples_and_keeps_them() -> None:
     state = usual(METHOD, 1)
     labels = TASK.clients["ann"].labels.tolist()
     assert state.memories["ann"].count.tolist() == [labels.count(c) for c in range(4)]
-    assert matching(state.memories["ann"].params, HEAD).keys() == state.memories["ann"].params.keys()
+    assert matching(state.memories["ann"].params, CLASSIFIER).keys() == state.memories["ann"].params.keys()
 
 
 def test_training_is_plain_torch_with_the_three_terms() -> None:
@@ -119,8 +120,8 @@ def test_training_is_plain_torch_with_the_three_terms() -> None:
 
     expected, _ = trained_by_hand(start, "bob", loss, round=1)
     reply = reply_of(federation(METHOD), state, "bob")
-    assert_close(reply.upload.params, without(expected, HEAD), "the body", within=1e-5)
-    assert_close(reply.memory.params, matching(expected, HEAD), "the head", within=1e-5)
+    assert_close(reply.upload.params, without(expected, CLASSIFIER), "the body", within=1e-5)
+    assert_close(reply.memory.params, matching(expected, CLASSIFIER), "the head", within=1e-5)
 
 
 def end(method: Method) -> State:

@@ -19,7 +19,7 @@ from methods.conformance import (
 )
 from protofed import tree
 from protofed.api.requests import Fit
-from protofed.methods.families import HEAD
+from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.fedrep import FedRep
 from protofed.nn.networks import matching, without
 from protofed.runtimes.sequential import Sequential
@@ -51,7 +51,7 @@ def all_differ(a: Params, b: Params) -> bool:
 
 def test_the_head_trains_first_and_the_body_after_it() -> None:
     start, [(_, first), (_, second)] = phases(FEDREP)
-    head, body = matching(start, HEAD), without(without(start, HEAD), STATISTICS)
+    head, body = matching(start, CLASSIFIER), without(without(start, CLASSIFIER), STATISTICS)
     assert_same(tree.select(first, body), body, "the body while the head trains")
     assert all_differ(tree.select(first, head), head)
     assert_same(tree.select(second, head), tree.select(first, head), "the head while the body trains")
@@ -71,8 +71,8 @@ def test_both_phases_are_plain_torch_with_one_part_frozen() -> None:
     first, _ = trained_by_hand(start, "ann", mean_cross_entropy, round=1, fit=0, epochs=3, trains="classifier.*")
     second, _ = trained_by_hand(first, "ann", mean_cross_entropy, round=1, fit=1, trains="features.*")
     reply = reply_of(federation(FEDREP), usual(FEDREP, 1), "ann")
-    assert_close(reply.upload.params, without(second, HEAD), "the body", within=1e-5)
-    assert_close(reply.memory.params, matching(second, HEAD), "the head", within=1e-5)
+    assert_close(reply.upload.params, without(second, CLASSIFIER), "the body", within=1e-5)
+    assert_close(reply.memory.params, matching(second, CLASSIFIER), "the head", within=1e-5)
     assert all_differ(matching(first, STATISTICS), start)
 
 
@@ -80,8 +80,8 @@ def test_the_head_is_in_no_message_and_no_upload() -> None:
     state = usual(FEDREP, 1)
     upload = reply_of(federation(FEDREP), state, "ann").upload
     message = FEDREP.message_for(state.server, "ann")
-    assert not matching(upload.params, HEAD)
-    assert not matching(message.params, HEAD)
+    assert not matching(upload.params, CLASSIFIER)
+    assert not matching(message.params, CLASSIFIER)
     assert upload.params.keys() == message.params.keys()
     assert state.memories["ann"].params.keys() == {"classifier.weight", "classifier.bias"}
 
@@ -90,9 +90,9 @@ def test_clients_share_the_body_and_differ_in_the_head() -> None:
     state = usual(FEDREP, 2)
     own = {c: FEDREP.local_weights(FEDREP.message_for(state.server, c), state.memories[c]) for c in TASK.clients}
     for client in TASK.clients:
-        assert_same(without(own[client], HEAD), state.server.params, f"the body of {client}")
+        assert_same(without(own[client], CLASSIFIER), state.server.params, f"the body of {client}")
     for other in TASK.clients.keys() - {"ann"}:
-        assert all_differ(matching(own["ann"], HEAD), own[other])
+        assert all_differ(matching(own["ann"], CLASSIFIER), own[other])
 
 
 def test_the_body_is_the_mean_by_numbers_of_examples() -> None:

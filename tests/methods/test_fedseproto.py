@@ -35,10 +35,10 @@ from protofed.api.requests import Fit
 from protofed.api.task import Task
 from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.engine.state import State
+from protofed.methods._shared.decoupling import ImageDecoder, decoder
 from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedseproto import FedSeProto, balanced_pull, divergence, preference, shared_information
-from protofed.methods.fedseproto_networks import ImageDecoder, decoder
 from protofed.nn.networks import Networks, Parts, matching, without
 from protofed.prototypes.class_means import Prototypes
 from protofed.tree import Params

@@ -25,9 +25,10 @@ from methods.conformance import (
 )
 from protofed.api.method import Method
 from protofed.methods import fedsoup
+from protofed.methods._shared.mixing import weighted_mean
+from protofed.methods._shared.validation import held_out
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fedsoup import FedSoup, Soup, mean_of, selected
-from protofed.methods.ga import held_out
+from protofed.methods.fedsoup import FedSoup, Soup, selected
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 
@@ -141,7 +142,7 @@ def test_an_empty_pool_counts_nothing() -> None:
 
 
 def test_models_count_as_often_as_they_are_said_to() -> None:
-    assert mean_of(({"w": torch.tensor(1.0)}, 3), ({"w": torch.tensor(5.0)}, 1))["w"].item() == 2.0
+    assert weighted_mean([({"w": torch.tensor(1.0)}, 3), ({"w": torch.tensor(5.0)}, 1)])["w"].item() == 2.0
 
 
 def test_a_client_selects_on_examples_that_it_does_not_train_on() -> None:

@@ -25,11 +25,12 @@ from methods.conformance import (
 from protofed.api.method import Method
 from protofed.engine.federation import Federation
 from protofed.engine.round import RoundClients
+from protofed.methods._shared.validation import held_out
 from protofed.methods.ditto import Ditto
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedavg_ft import FedAvgFT
-from protofed.methods.ga import GA, adjusted, held_out
+from protofed.methods.ga import GA, adjusted
 from protofed.methods.moon import Moon
 from protofed.tree import Mean, Params
 

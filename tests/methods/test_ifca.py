@@ -25,8 +25,10 @@ from methods.conformance import (
     usual,
 )
 from protofed.api.method import Method
+from protofed.methods._shared.losses import summed_cross_entropy
+from protofed.methods._shared.mixing import entry, stacked
 from protofed.methods.families import Weights
-from protofed.methods.ifca import IFCA, Choice, ClusterUpload, model_at, stacked, total_loss
+from protofed.methods.ifca import IFCA, Choice, ClusterUpload
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 
@@ -52,7 +54,7 @@ def test_a_client_chooses_the_model_of_the_lowest_loss_and_trains_it() -> None:
     state, of = usual(METHOD, 1), federation(METHOD)
     chosen = {}
     for client in TASK.clients:
-        models = [model_at(state.server.params, k) for k in range(4)]
+        models = [entry(state.server.params, k) for k in range(4)]
         losses = [loss_by_hand(params, client) for params in models]
         chosen[client] = losses.index(min(losses))
         reply = reply_of(of, state, client)
@@ -83,7 +85,7 @@ def test_each_model_is_the_mean_over_its_clients_and_stays_without_any(weighting
 def test_models_start_apart_and_the_first_from_the_common_weights() -> None:
     central = federation(METHOD).server_context(0, "round")
     server = METHOD.init_server(central)
-    assert_same(model_at(server.params, 0), central.initial_params(), "the first model")
+    assert_same(entry(server.params, 0), central.initial_params(), "the first model")
     starts = {fingerprint(server.params["features.0.weight"][k].clone())[""] for k in range(4)}
     assert len(starts) == 4
     again = METHOD.init_server(federation(METHOD).server_context(0, "setup"))
@@ -94,9 +96,9 @@ def test_a_client_has_the_newest_version_of_its_model() -> None:
     state = usual(METHOD, 2)
     message, memory = METHOD.message_for(state.server, "ann"), state.memories["ann"]
     own = METHOD.local_weights(message, memory)
-    assert_same(own, model_at(state.server.params, memory.cluster.item()), "ann's model")
+    assert_same(own, entry(state.server.params, memory.cluster.item()), "ann's model")
     newcomer = METHOD.init_memory(federation(METHOD).client_context("ann", 2), message)
-    assert_same(METHOD.local_weights(message, newcomer), model_at(state.server.params, 0), "a newcomer's model")
+    assert_same(METHOD.local_weights(message, newcomer), entry(state.server.params, 0), "a newcomer's model")
     assert METHOD.public(state.server) is None
 
 
@@ -112,14 +114,14 @@ def test_after_the_last_round_every_client_chooses_among_the_final_models() -> N
     assert state.memories.keys() == TASK.clients.keys()
     assert_same(state.server, last.server, "the models")
     for client in TASK.clients:
-        losses = [loss_by_hand(model_at(state.server.params, k), client) for k in range(4)]
+        losses = [loss_by_hand(entry(state.server.params, k), client) for k in range(4)]
         assert state.memories[client].cluster.item() == losses.index(min(losses))
 
 
 def test_a_model_whose_loss_is_not_a_number_is_not_chosen() -> None:
     of, server = federation(BY_EXAMPLES), usual(BY_EXAMPLES, 1).server
     broken = {name: torch.full_like(leaf[0], torch.nan) for name, leaf in server.params.items()}
-    models = stacked([broken, model_at(server.params, 1)])
+    models = stacked([broken, entry(server.params, 1)])
     step = BY_EXAMPLES.choose(of.client_context("ann", 1), Weights(models), Choice(torch.tensor(0)))
     assert Sequential()._drive(step).memory.cluster.item() == 1
 
@@ -127,10 +129,12 @@ def test_a_model_whose_loss_is_not_a_number_is_not_chosen() -> None:
 def test_losses_are_sums_so_that_batches_count_by_their_examples() -> None:
     batch = batch_of([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], [0, 1, 1], [1, 1, 0])
     # All scores are 0: log 2 for each of the two rows that count.
-    assert total_loss(identity_model([[0.0, 0.0], [0.0, 0.0]]), batch).item() == pytest.approx(2 * log(2), abs=1e-6)
+    assert summed_cross_entropy(identity_model([[0.0, 0.0], [0.0, 0.0]]), batch).item() == pytest.approx(
+        2 * log(2), abs=1e-6
+    )
 
 
 def test_models_are_stacked_and_taken_apart() -> None:
     models = [{"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])}]
     assert stacked(models)["w"].tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    assert model_at(stacked(models), 1)["w"].tolist() == [3.0, 4.0]
+    assert entry(stacked(models), 1)["w"].tolist() == [3.0, 4.0]

@@ -26,7 +26,7 @@ from methods.conformance import (
     usual,
 )
 from protofed.api.method import Method
-from protofed.methods.families import WeightUpload, weighted
+from protofed.methods.families import WeightUpload
 from protofed.methods.lg_fed import BODY, LGFed
 from protofed.methods.local import LocalOnly
 from protofed.nn.networks import Networks, matching, without
@@ -71,10 +71,9 @@ def test_the_classifier_is_the_mean_over_clients_counting_as_set(method: LGFed) 
 
 
 def test_uploads_count_once_or_by_their_examples() -> None:
-    uploads = [("ann", WeightUpload({}, torch.tensor(7))), ("bob", WeightUpload({}, torch.tensor(2)))]
-    assert [u.num_examples.item() for _, u in weighted(uploads, "uniform")] == [1, 1]
-    assert [u.num_examples.item() for _, u in weighted(uploads, "examples")] == [7, 2]
-    assert [client for client, _ in weighted(uploads, "uniform")] == ["ann", "bob"]
+    uploads = [WeightUpload({}, torch.tensor(7)), WeightUpload({}, torch.tensor(2))]
+    assert [METHOD.weight(upload) for upload in uploads] == [1, 1]
+    assert [BY_EXAMPLES.weight(upload) for upload in uploads] == [7, 2]
 
 
 def test_the_weighting_changes_the_result() -> None:

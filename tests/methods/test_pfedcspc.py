@@ -37,13 +37,14 @@ from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.engine.federation import Federation, Training
 from protofed.engine.state import State
+from protofed.methods._shared.models import HEAD
 from protofed.methods.families import GlobalModel
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddyn import FedDyn
 from protofed.methods.fedprox import FedProx
 from protofed.methods.moon import Moon
-from protofed.methods.pfedcspc import HEAD, Guidance, Kept, PFedCSPC, Published
+from protofed.methods.pfedcspc import Guidance, Kept, PFedCSPC, Published
 from protofed.nn.networks import Networks, Parts, matching, without
 from protofed.optim.optimizers import Sgd
 from protofed.prototypes.calibration import Partners, Pool, drawn_partners

@@ -30,9 +30,10 @@ from protofed import tree
 from protofed.api.method import Method
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
+from protofed.methods._shared.control_variates import inner_product, mean_gradient
 from protofed.methods.families import Weighting
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.scaffold import Controlled, ControlVariate, Scaffold, inner_product, mean_gradient
+from protofed.methods.scaffold import Controlled, ControlVariate, Scaffold
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Adam, Optimizer, Sam, Sgd
 from protofed.tree import Params

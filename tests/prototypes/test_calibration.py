@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.methods._shared.losses import known_cross_entropy
 from protofed.prototypes.calibration import (
     STRENGTHS,
     Pool,
@@ -15,8 +16,6 @@ from protofed.prototypes.calibration import (
     class_centres,
     drawn_partners,
     knowledge,
-    known_cross_entropy,
-    mixed,
     mixing_weights,
     pooled,
     schedule,
@@ -214,13 +213,6 @@ def test_mixing_weights_by_hand() -> None:
     weights = mixing_weights(losses, 0.5)
     assert weights[0].tolist() == pytest.approx([0.75, 0.25])
     assert weights[1].tolist() == pytest.approx([0.25, 0.75])
-
-
-def test_a_mixture_by_hand() -> None:
-    encoders = {"features.weight": torch.tensor([[1.0, 2.0], [5.0, 10.0]])}
-    # 3/4 · (1, 2) + 1/4 · (5, 10) = (2, 4)
-    mixture = mixed(encoders, torch.tensor([0.75, 0.25], dtype=torch.float64))
-    assert mixture["features.weight"].tolist() == [2.0, 4.0]
 
 
 def test_knowledge_by_hand() -> None:

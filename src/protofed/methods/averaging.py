@@ -23,10 +23,11 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed.api.contexts import ServerContext
-from protofed.api.method import Uploads
-from protofed.methods.families import GlobalModel, StatefulWrapper, Weights
+from protofed.api.method import Method, Uploads
+from protofed.methods._shared.mixing import running_average
+from protofed.methods.families import StatefulWrapper, Weights
 from protofed.methods.fedavg import FedAvg
-from protofed.tree import Mean, Params, record
+from protofed.tree import Params, record
 
 
 @record
@@ -39,7 +40,7 @@ class Averaged:
 @dataclass(frozen=True)
 class Averaging(StatefulWrapper):
     tags = ("global", "server-side", "wrapper")
-    base: GlobalModel[Any] = field(default_factory=FedAvg)
+    base: Method[Any, Any, Any, Any] = field(default_factory=FedAvg)
     """The method whose global models are averaged."""
     start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """The share of the rounds after which the averaging starts."""
@@ -50,18 +51,8 @@ class Averaging(StatefulWrapper):
 
     def aggregate(self, state: Averaged, uploads: Uploads[Any], server: ServerContext) -> Averaged:
         base = self.base.aggregate(state.base, uploads, server)
-        params, is_late = self.published(base)[0], server.round + 1 > self.start * server.num_rounds
-        return Averaged(base, *averaged(state.average, state.count, params, is_late))
+        params, has_started = self.published(base)[0], server.round + 1 > self.start * server.num_rounds
+        return Averaged(base, *running_average(state.average, state.count, params, has_started))
 
     def public(self, state: Averaged) -> tuple[Params, Any] | None:
         return state.average, self.published(state.base)[1]
-
-
-def averaged(average: Params, count: Tensor, params: Params, is_late: bool) -> tuple[Params, Tensor]:
-    """The mean of `count` models and one more, and how many it is of; before its time the average is the last model."""
-    if not is_late:
-        return params, count
-    mean = Mean()
-    mean.add(average, int(count))
-    mean.add(params)
-    return mean.value(), count + 1

@@ -32,17 +32,17 @@ from annotated_types import Ge
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Positive, Uploads
+from protofed.api.method import Clients, Method, Positive, Uploads
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch, Data
-from protofed.methods.families import GlobalModel, StatefulWrapper, Weights, refuse_other_classifier
+from protofed.methods._shared.losses import known_cross_entropy
+from protofed.methods._shared.models import CLASSIFIER, embedded, server_embedding
+from protofed.methods.families import StatefulWrapper, Weights, refuse_other_classifier
 from protofed.methods.fedavg import FedAvg
-from protofed.nn.networks import Model, Patterns, matching
+from protofed.nn.networks import Model, matching
 from protofed.optim.optimizers import Sgd
-from protofed.prototypes.calibration import embedded, known_cross_entropy
 from protofed.tree import Params, record
 
-CLASSIFIER: Patterns = ("classifier.*",)
 BATCH = 64
 LONE_VARIANCE = 1e-3
 """Of each dimension, for a class of which there is one example."""
@@ -65,7 +65,7 @@ class Calibrated:
 class CCVR(StatefulWrapper):
     tags = ("global", "server-side", "wrapper")
     retrains_classifier = True
-    base: GlobalModel[Any] = field(default_factory=FedAvg)
+    base: Method[Any, Any, Any, Any] = field(default_factory=FedAvg)
     """The method whose classifier is calibrated."""
     samples: Annotated[int, Ge(1)] = 100
     """M_c, the number of virtual features of each class. The paper takes 100 on CIFAR-10, 500 on CIFAR-100."""
@@ -96,7 +96,7 @@ class CCVR(StatefulWrapper):
         """The calibration."""
         base, server = self.base.finish(state.base, clients), clients.server
         params, _ = self.published(base)
-        width = embedded(server, params, torch.zeros(1, server.feature_dim)).shape[-1]
+        width = server_embedding(server, params, torch.zeros(1, server.feature_dim)).shape[-1]
         like = no_gaussians(server.num_classes, width)
         uploads = clients.run(self.describe, lambda c: replace(self.base.message_for(base, c), params=params), like)
         known = pooled(uploads, like)
@@ -119,7 +119,7 @@ class CCVR(StatefulWrapper):
 
 def classified(model: Model, batch: Batch) -> Tensor:
     """What the classifier reads."""
-    return model.embedding(model.features(batch.x))
+    return embedded(model, batch.x)
 
 
 def virtual_loss(model: Model, batch: Batch, is_known: Tensor) -> Tensor:

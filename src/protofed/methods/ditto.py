@@ -47,13 +47,10 @@ class Ditto(GlobalModel[OwnWeights]):
     ) -> Reply[WeightUpload, OwnWeights]:
         params = await client.fit(Objective(self.loss), params=message.params, context=(message, memory))
         anchor = message.params if self.reference == "received" else params
-        own = await client.fit(Objective(self.personal_loss), params=memory.params, context=(Weights(anchor),))
-        return Reply(WeightUpload(params, client.num_examples), OwnWeights(own))
+        personal = await client.fit(Objective(self.personal_loss), params=memory.params, context=(anchor,))
+        return Reply(WeightUpload(params, client.num_examples), OwnWeights(personal))
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
-
-    def personal_loss(self, model: Model, batch: Batch, anchor: Weights) -> Tensor:
+    def personal_loss(self, model: Model, batch: Batch, anchor: Params) -> Tensor:
         """Cross-entropy and half λ times the squared distance to the global model."""
-        proximal = tree.squared_distance(model.trainable, anchor.params)
+        proximal = tree.squared_distance(model.trainable, anchor)
         return batch.cross_entropy(model.logits(batch.x)) + self.proximal_weight / 2 * proximal

@@ -1,29 +1,28 @@
 """Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed import tree
+from protofed.api import method as api
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.nn.networks import Model, Parts, Patterns, matching, without
+from protofed.methods._shared.losses import cross_entropy
+from protofed.nn.networks import Model, Parts, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
-from protofed.tree import Mean, Nothing, Params, record
+from protofed.tree import Mean, Nothing, Params, Tree, record
 
-Memory = TypeVar("Memory")
-Known = TypeVar("Known")
-
-HEAD: Patterns = ("classifier.*",)
 Weighting = Literal["uniform", "examples"]
 """Whether clients count the same in a mean over clients, or by their numbers of examples."""
 
@@ -46,75 +45,137 @@ class WeightUpload:
     num_examples: Tensor  # ()
 
 
-class WeightSharing(Method[Weights, Weights, Memory, WeightUpload], Generic[Memory]):
-    """Clients train the server's weights; the server takes the mean, weighted by their numbers of examples."""
+Memory = TypeVar("Memory")
+Known = TypeVar("Known")
+State = TypeVar("State", bound=Weights)
+Message = TypeVar("Message", bound=Weights)
+Upload = TypeVar("Upload", bound=WeightUpload)
+Own = TypeVar("Own", bound=OwnWeights)
+
+Summands = Mapping[str, tuple[Tree, float]]
+"""What one client adds to the sums of a round: trees, each with its weight."""
+Totals = Mapping[str, Mean]
+"""The sums over clients of weight · tree and of the weights, by the names of the summands."""
+
+
+class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
+    """A method whose server reads sums over clients and never one client's upload.
+
+    A method that needs the uploads side by side overrides `aggregate` and is not in sum form.
+    """
 
     @abstractmethod
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Memory) -> Tensor:
-        """The local objective."""
+    def summand(self, upload: api.Upload, message: api.Message) -> Summands:
+        """What a client adds; made of what it received and sent, so that it could be made at the client."""
 
-    def init_server(self, server: ServerContext) -> Weights:
-        return Weights(without(server.initial_params(), self.private))
+    @abstractmethod
+    def from_sum(self, state: api.State, totals: Totals, server: ServerContext) -> api.State:
+        """What the server knows after a round."""
 
-    def message_for(self, state: Weights, client: ClientId) -> Weights:
+    def aggregate(self, state: api.State, uploads: Uploads[api.Upload], server: ServerContext) -> api.State:
+        totals: defaultdict[str, Mean] = defaultdict(Mean)
+        for client, upload in uploads:
+            for name, (value, weight) in self.summand(upload, self.message_for(state, client)).items():
+                totals[name].add(value, weight)
+        return self.from_sum(state, totals, server)
+
+
+class WeightSharing(SumMethod[State, Message, Memory, Upload]):
+    """Clients train the server's weights; the server takes the mean of what they send.
+
+    What the server knows, sends and receives are records that have at least `params`.
+    """
+
+    weighting: Weighting = "examples"
+
+    def loss(self, model: Model, batch: Batch, message: Message, memory: Memory) -> Tensor:
+        """The local objective: cross-entropy, unless the method says otherwise."""
+        return cross_entropy(model, batch)
+
+    def summand(self, upload: Upload, message: Message) -> Summands:
+        return {"upload": (upload, self.weight(upload))}
+
+    def from_sum(self, state: State, totals: Totals, server: ServerContext) -> State:
+        return replace(state, params=totals["upload"].value().params)
+
+    def weight(self, upload: Upload) -> float:
+        """How much an upload counts in the mean."""
+        return upload.num_examples.item() if self.weighting == "examples" else 1.0
+
+    def share(self, totals: Totals, server: ServerContext) -> float:
+        """Which part of the weight of all clients replied in this round."""
+        everyone = server.spec.num_examples if self.weighting == "examples" else len(server.spec.clients)
+        return totals["upload"].weight / everyone
+
+    def local_weights(self, message: Message, memory: Memory) -> Params:
+        return message.params
+
+    async def trained(self, client: ClientContext, message: Message, memory: Memory) -> Params:
+        """The weights after the client's training of a round."""
+        start = self.local_weights(message, memory)
+        return await client.fit(Objective(self.loss), params=start, context=(message, memory))
+
+
+class PublicWeights(WeightSharing[State, State, Memory, Upload]):
+    """The server sends what it knows, and its weights are a model for everyone."""
+
+    def message_for(self, state: State, client: ClientId) -> State:
         return state
 
-    def upload_spec(self, state: Weights, server: ServerContext) -> WeightUpload:
+    def public(self, state: State) -> tuple[Params, State] | None:
+        return state.params, state
+
+
+class PlainSharing(WeightSharing[State, Weights, Memory, WeightUpload]):
+    """Nothing but weights travels, whatever else the server knows."""
+
+    def message_for(self, state: State, client: ClientId) -> Weights:
+        return Weights(state.params)
+
+    def upload_spec(self, state: State, server: ServerContext) -> WeightUpload:
         return WeightUpload(state.params, torch.tensor(0))
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
-        mean = Mean()
-        for _, upload in uploads:
-            mean.add(upload.params, upload.num_examples.item())
-        return Weights(mean.value())
-
     async def train(self, client: ClientContext, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:
-        start = self.local_weights(message, memory)
-        params = await client.fit(Objective(self.loss), params=start, context=(message, memory))
-        upload = WeightUpload(without(params, self.private), client.num_examples)
+        params = await self.trained(client, message, memory)
+        upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
         return Reply(upload, self.remember(params, memory))
 
     def remember(self, params: Params, memory: Memory) -> Memory:
         """What a client keeps of the weights that it trained."""
         return memory
 
-    def local_weights(self, message: Weights, memory: Memory) -> Params:
-        return message.params
 
+class GlobalModel(PlainSharing[Weights, Memory]):
+    """The server's weights are all that it knows, and a model for everyone."""
 
-class PartSharing(WeightSharing[OwnWeights]):
-    """Clients train all weights together, send those that are not private, and keep those that are."""
-
-    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
-        return OwnWeights(matching(client.initial_params(), self.private))
-
-    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
-        return {**message.params, **memory.params}
-
-    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
-        return replace(memory, params=tree.select(params, list(memory.params)))
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
-
-
-def weighted(uploads: Uploads[WeightUpload], weighting: Weighting) -> Iterator[tuple[ClientId, WeightUpload]]:
-    """The uploads as they are to count in a mean by numbers of examples."""
-    for client, upload in uploads:
-        yield client, upload if weighting == "examples" else replace(upload, num_examples=torch.tensor(1))
-
-
-class GlobalModel(WeightSharing[Memory]):
-    """All weights are shared, so there is a model for everyone."""
-
-    has_plain_classifier: ClassVar[bool] = True
-    """Whether the classifier reads `Model.embedding`, so that a server can retrain it on features."""
+    def init_server(self, server: ServerContext) -> Weights:
+        return Weights(without(server.initial_params(), self.private))
 
     def public(self, state: Weights) -> tuple[Params, Weights] | None:
         return state.params, state
 
 
-def refuse_other_classifier(base: GlobalModel[Any], method: str) -> None:
+class PrivateParts(PlainSharing[Weights, Own]):
+    """Clients train all weights together, send those that are not private, and keep those that are."""
+
+    def init_server(self, server: ServerContext) -> Weights:
+        return Weights(without(server.initial_params(), self.private))
+
+    def local_weights(self, message: Weights, memory: Own) -> Params:
+        return {**message.params, **memory.params}
+
+    def remember(self, params: Params, memory: Own) -> Own:
+        return replace(memory, params=tree.select(params, list(memory.params)))
+
+
+class PartSharing(PrivateParts[OwnWeights]):
+    """The private weights are all that a client keeps."""
+
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights(matching(client.initial_params(), self.private))
+
+
+def refuse_other_classifier(base: Method[Any, Any, Any, Any], method: str) -> None:
     if not base.has_plain_classifier:
         raise BadInput(f"{method} retrains a classifier on features, and that of {type(base).__name__} reads others")
 
@@ -122,7 +183,7 @@ def refuse_other_classifier(base: GlobalModel[Any], method: str) -> None:
 class Wrapper(Method[Any, Any, Any, Any]):
     """A method around another one with a global model; whatever it does not say itself is the base's."""
 
-    base: GlobalModel[Any]
+    base: Method[Any, Any, Any, Any]
 
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         return self.base.networks(spec, client)

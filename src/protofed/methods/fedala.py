@@ -31,8 +31,9 @@ from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import NonNegative
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch, Data
-from protofed.methods.families import HEAD, GlobalModel, Weights, WeightUpload
-from protofed.methods.ifca import total_loss
+from protofed.methods._shared.losses import summed_cross_entropy
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.nn.networks import Model, Patterns, matching
 from protofed.optim.optimizers import Gradient
 from protofed.seeds import generator
@@ -80,7 +81,7 @@ class FedALA(GlobalModel[Mixing]):
 
     @property
     def mixed_layers(self) -> Patterns:
-        return HEAD if self.mixed == "classifier" else ("*",)
+        return CLASSIFIER if self.mixed == "classifier" else ("*",)
 
     def init_memory(self, client: ClientContext, message: Weights) -> Mixing:
         mixed = matching(tree.select(message.params, client.networks.trainable), self.mixed_layers)
@@ -107,7 +108,7 @@ class FedALA(GlobalModel[Mixing]):
         while len(losses) < MOST_PASSES and not is_steady(losses, self.threshold):
             memory = await self.one_pass(client, message, memory, data)
             params = {**message.params, **mixture(message, memory, memory.shares)}
-            loss = await client.total(total_loss, params, data=data)
+            loss = await client.total(summed_cross_entropy, params, data=data)
             losses.append(loss.item() / len(data))
         return memory
 
@@ -128,9 +129,6 @@ class FedALA(GlobalModel[Mixing]):
         shares = tree.select(model.params, list(memory.shares))
         params = {**model.params, **mixture(message, memory, shares)}
         return batch.cross_entropy(model.at(params).logits(batch.x))
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Mixing) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
 
 
 def mixture(message: Weights, memory: Mixing, shares: Params) -> Params:

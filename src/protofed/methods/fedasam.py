@@ -14,26 +14,24 @@ Departures:
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import NonNegative, SettingErrors, Uploads
-from protofed.api.task import ClientId, TaskSpec
-from protofed.data.batches import Batch
+from protofed.api.method import NonNegative, SettingErrors
+from protofed.api.task import TaskSpec
 from protofed.errors import BadInput
-from protofed.methods.averaging import averaged
-from protofed.methods.families import GlobalModel, Weights, WeightUpload
-from protofed.nn.networks import Model
+from protofed.methods._shared.mixing import running_average
+from protofed.methods.families import PlainSharing, Totals, Weights, WeightUpload
 from protofed.optim.optimizers import Adam, Asam, Optimizer, Sgd
 from protofed.tree import Nothing, Params, record
 
 
 @record
-class Averaged(Weights):
+class AveragedWeights(Weights):
     """The global weights, from which training goes on, and the mean of those of the last rounds."""
 
     average: Params
@@ -41,7 +39,7 @@ class Averaged(Weights):
 
 
 @dataclass(frozen=True)
-class FedASAM(GlobalModel[Nothing]):
+class FedASAM(PlainSharing[AveragedWeights, Nothing]):
     tags = ("global", "server-side")
     rho: NonNegative = 0.7
     """ρ, the radius of the neighbourhood in which the sharpness is measured."""
@@ -58,29 +56,22 @@ class FedASAM(GlobalModel[Nothing]):
             what = f"FedASAM makes the optimiser sharpness-aware itself: take sgd or adam, not {kind}"
             yield "training.optimizer.name", what
 
-    def init_server(self, server: ServerContext) -> Averaged:
+    def init_server(self, server: ServerContext) -> AveragedWeights:
         sharpness_aware(server.optimizer, self.rho, self.eta)  # refuses here what no client could train with
-        params = super().init_server(server).params
-        return Averaged(params, params, torch.tensor(0))
+        params = server.initial_params()
+        return AveragedWeights(params, params, torch.tensor(0))
 
-    def message_for(self, state: Weights, client: ClientId) -> Weights:
-        return Weights(state.params)
+    def from_sum(self, state: AveragedWeights, totals: Totals, server: ServerContext) -> AveragedWeights:
+        params = super().from_sum(state, totals, server).params
+        has_started = self.averaging and server.round + 1 > self.averaging_start * server.num_rounds
+        return AveragedWeights(params, *running_average(state.average, state.count, params, has_started))
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Averaged:
-        previous = cast(Averaged, state)
-        params = super().aggregate(state, uploads, server).params
-        is_late = self.averaging and server.round + 1 > self.averaging_start * server.num_rounds
-        return Averaged(params, *averaged(previous.average, previous.count, params, is_late))
-
-    def public(self, state: Weights) -> tuple[Params, Weights] | None:
-        return cast(Averaged, state).average, Weights(state.params)
+    def public(self, state: AveragedWeights) -> tuple[Params, Weights] | None:
+        return state.average, Weights(state.params)
 
     async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
         optimizer = sharpness_aware(client.optimizer, self.rho, self.eta)
         return await super().train(replace(client, optimizer=optimizer), message, memory)
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
 
 
 def sharpness_aware(base: Optimizer, rho: float, eta: float) -> Asam:

@@ -10,17 +10,10 @@ Departures: none.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, Weights
-from protofed.nn.networks import Model
+from protofed.methods.families import GlobalModel
 from protofed.tree import Nothing
 
 
 @dataclass(frozen=True)
 class FedAvg(GlobalModel[Nothing]):
     tags = ("global",)
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))

@@ -18,14 +18,12 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge
-from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import Clients
 from protofed.api.requests import Objective
-from protofed.data.batches import Batch
-from protofed.methods.families import HEAD, GlobalModel, OwnWeights, Weights, WeightUpload
-from protofed.nn.networks import Model
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import GlobalModel, OwnWeights, Weights, WeightUpload
 from protofed.tree import Nothing, Params
 
 
@@ -53,7 +51,7 @@ class FedAvgFT(GlobalModel[OwnWeights]):
     async def fine_tune(
         self, client: ClientContext, message: Weights, memory: OwnWeights
     ) -> Reply[Nothing, OwnWeights]:
-        objective = Objective(self.loss, trains=("*",) if self.fine_tuned == "all" else HEAD)
+        objective = Objective(self.loss, trains=("*",) if self.fine_tuned == "all" else CLASSIFIER)
         epochs = self.fine_tuning_epochs
         own = await client.fit(objective, params=message.params, context=(message, memory), epochs=epochs)
         return Reply(Nothing(), OwnWeights(own))
@@ -62,6 +60,3 @@ class FedAvgFT(GlobalModel[OwnWeights]):
         for _ in clients.run(self.fine_tune, lambda client: self.message_for(state, client), Nothing()):
             pass
         return state
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))

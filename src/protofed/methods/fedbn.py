@@ -15,11 +15,9 @@ Departures:
 from dataclasses import dataclass
 
 from protofed import tree
-from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Uploads
-from protofed.api.requests import Objective
+from protofed.api.contexts import ClientContext, ServerContext
 from protofed.errors import BadInput
-from protofed.methods.families import OwnWeights, PartSharing, Weighting, Weights, WeightUpload, weighted
+from protofed.methods.families import OwnWeights, PartSharing, Weighting, Weights
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,5 @@ class FedBN(PartSharing):
             )
         return Weights({name: leaf for name, leaf in server.initial_params().items() if name not in kept})
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
-        return super().aggregate(state, weighted(uploads, self.weighting), server)
-
     def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
         return OwnWeights(tree.select(client.initial_params(), client.networks.normalisation))
-
-    async def train(
-        self, client: ClientContext, message: Weights, memory: OwnWeights
-    ) -> Reply[WeightUpload, OwnWeights]:
-        start = self.local_weights(message, memory)
-        params = await client.fit(Objective(self.loss), params=start, context=(message, memory))
-        upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
-        return Reply(upload, self.remember(params, memory))

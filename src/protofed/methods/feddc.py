@@ -22,19 +22,26 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import NonNegative, SettingErrors, Uploads
+from protofed.api.method import NonNegative, SettingErrors
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
-from protofed.methods.feddyn import corrected, drift_penalty, mean_upload, moved, zeros
-from protofed.methods.fednova import needs_sgd
-from protofed.methods.scaffold import inner_product, mean_gradient
+from protofed.methods._shared.control_variates import (
+    added,
+    corrected,
+    drift_penalty,
+    inner_product,
+    mean_gradient,
+    needs_sgd,
+    updated_drift,
+    zeros,
+)
+from protofed.methods._shared.losses import cross_entropy
+from protofed.methods.families import Totals, Weighting, Weights, WeightSharing, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, record
@@ -71,7 +78,7 @@ class GradientUpload(WeightUpload):
 
 
 @dataclass(frozen=True)
-class FedDC(GlobalModel[Decoupling]):
+class FedDC(WeightSharing[Decoupled, Guided, Decoupling, GradientUpload]):
     tags = ("global",)
     penalty_weight: NonNegative = 0.01
     """α: how strongly a client is held to the received weights, less its drift."""
@@ -84,50 +91,49 @@ class FedDC(GlobalModel[Decoupling]):
         return needs_sgd("FedDC", optimizer)
 
     def init_server(self, server: ServerContext) -> Decoupled:
-        params = super().init_server(server).params
+        params = server.initial_params()
         zero = zeros(params, server.networks.trainable)
         return Decoupled(params, zero, zero, relative_sizes(server.spec, self.weighting))
 
-    def message_for(self, state: Weights, client: ClientId) -> Guided:
-        known = cast(Decoupled, state)
-        return Guided(known.params, known.gradient, known.sizes[client])
+    def message_for(self, state: Decoupled, client: ClientId) -> Guided:
+        return Guided(state.params, state.gradient, state.sizes[client])
 
-    def upload_spec(self, state: Weights, server: ServerContext) -> GradientUpload:
-        return GradientUpload(state.params, torch.tensor(0), cast(Decoupled, state).gradient)
+    def public(self, state: Decoupled) -> tuple[Params, Guided] | None:
+        return state.params, Guided(state.params, state.gradient, torch.tensor(1.0))
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Decoupled:
-        mean, share = mean_upload(cast(Uploads[GradientUpload], uploads), self.weighting, server)
-        known = cast(Decoupled, state)
-        drift = moved(known.drift, mean.params, known.params, share)
-        gradient = {name: leaf + share * mean.change[name] for name, leaf in known.gradient.items()}
+    def upload_spec(self, state: Decoupled, server: ServerContext) -> GradientUpload:
+        return GradientUpload(state.params, torch.tensor(0), state.gradient)
+
+    def from_sum(self, state: Decoupled, totals: Totals, server: ServerContext) -> Decoupled:
+        mean: GradientUpload = totals["upload"].value()
+        share = self.share(totals, server)
+        drift = updated_drift(state.drift, mean.params, state.params, share)
         params = corrected(mean.params, drift) if self.penalty_weight else mean.params
-        return Decoupled(params, drift, gradient, known.sizes)
+        return Decoupled(params, drift, added(state.gradient, mean.change, share), state.sizes)
 
-    def init_memory(self, client: ClientContext, message: Weights) -> Decoupling:
+    def init_memory(self, client: ClientContext, message: Guided) -> Decoupling:
         zero = zeros(message.params, client.networks.trainable)
         return Decoupling(zero, zero)
 
     async def train(
-        self, client: ClientContext, message: Weights, memory: Decoupling
-    ) -> Reply[WeightUpload, Decoupling]:
-        reply = await super().train(client, message, memory)
-        trained, known = reply.upload.params, cast(Guided, message)
+        self, client: ClientContext, message: Guided, memory: Decoupling
+    ) -> Reply[GradientUpload, Decoupling]:
+        params = await self.trained(client, message, memory)
         change = {name: torch.zeros_like(leaf) for name, leaf in memory.gradient.items()}
         if self.gradient_correction:
-            slope = mean_gradient(client, message.params, trained, "FedDC")
-            change = {name: slope[name] - leaf / known.size for name, leaf in known.gradient.items()}
-        gradient = {name: leaf + change[name] for name, leaf in memory.gradient.items()}
-        sent = {name: leaf * known.size for name, leaf in change.items()}
-        upload = GradientUpload(trained, reply.upload.num_examples, sent)
-        return Reply(upload, Decoupling(moved(memory.drift, trained, message.params), gradient))
+            gradient = mean_gradient(client, message.params, params, "FedDC")
+            change = {name: gradient[name] - leaf / message.size for name, leaf in message.gradient.items()}
+        sent = {name: leaf * message.size for name, leaf in change.items()}
+        upload = GradientUpload(params, client.num_examples, sent)
+        drift = updated_drift(memory.drift, params, message.params)
+        return Reply(upload, Decoupling(drift, added(memory.gradient, change)))
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Decoupling) -> Tensor:
+    def loss(self, model: Model, batch: Batch, message: Guided, memory: Decoupling) -> Tensor:
         """The local objective: cross-entropy, the penalty of the drift, and the correction of the gradient."""
-        known = cast(Guided, message)
-        penalty = drift_penalty(model, message.params, memory.drift) / known.size
-        correction = {name: known.gradient[name] / known.size - leaf for name, leaf in memory.gradient.items()}
+        penalty = drift_penalty(model, message.params, memory.drift) / message.size
+        correction = {name: message.gradient[name] / message.size - leaf for name, leaf in memory.gradient.items()}
         towards = self.penalty_weight * penalty + inner_product(correction, model.params)
-        return batch.cross_entropy(model.logits(batch.x)) + towards
+        return cross_entropy(model, batch) + towards
 
 
 def relative_sizes(spec: TaskSpec, weighting: Weighting) -> dict[ClientId, Tensor]:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply
-from protofed.api.method import NonNegative
+from protofed.api.method import Method, NonNegative
 from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, Wrapper
+from protofed.methods.families import Wrapper
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model
 
@@ -33,7 +33,7 @@ EPS = 1e-8
 @dataclass(frozen=True)
 class FedDecorr(Wrapper):
     tags = ("global", "wrapper")
-    base: GlobalModel[Any] = field(default_factory=FedAvg)
+    base: Method[Any, Any, Any, Any] = field(default_factory=FedAvg)
     """The method that is wrapped."""
     decorrelation_weight: NonNegative = 0.1
     """β, the weight of the penalty; 0 leaves the base method alone."""

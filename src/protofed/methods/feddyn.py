@@ -16,20 +16,17 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import TypeVar, cast
 
 from torch import Tensor
 
-from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import NonNegative, Uploads
-from protofed.api.task import ClientId
+from protofed.api.method import NonNegative
 from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
+from protofed.methods._shared.control_variates import corrected, drift_penalty, updated_drift, zeros
+from protofed.methods._shared.losses import cross_entropy
+from protofed.methods.families import PlainSharing, Totals, Weighting, Weights, WeightUpload
 from protofed.nn.networks import Model
-from protofed.tree import Mean, Params, record
-
-Upload = TypeVar("Upload", bound=WeightUpload)
+from protofed.tree import Params, record
 
 
 @record
@@ -45,7 +42,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class FedDyn(GlobalModel[Drift]):
+class FedDyn(PlainSharing[Drifting, Drift]):
     tags = ("global",)
     penalty_weight: NonNegative = 0.01
     """α: how strongly a client is held to the received weights, less its drift. At 0 the method is FedAvg."""
@@ -53,57 +50,25 @@ class FedDyn(GlobalModel[Drift]):
     """Whether clients count the same, or by their numbers of examples."""
 
     def init_server(self, server: ServerContext) -> Drifting:
-        params = super().init_server(server).params
+        params = server.initial_params()
         return Drifting(params, zeros(params, server.networks.trainable))
 
-    def message_for(self, state: Weights, client: ClientId) -> Weights:
-        return Weights(state.params)
+    def public(self, state: Drifting) -> tuple[Params, Weights] | None:
+        return state.params, Weights(state.params)
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Drifting:
-        upload, share = mean_upload(uploads, self.weighting, server)
-        previous = cast(Drifting, state)
-        drift = moved(previous.drift, upload.params, state.params, share)
-        return Drifting(corrected(upload.params, drift) if self.penalty_weight else upload.params, drift)
+    def from_sum(self, state: Drifting, totals: Totals, server: ServerContext) -> Drifting:
+        mean: Params = totals["upload"].value().params
+        drift = updated_drift(state.drift, mean, state.params, self.share(totals, server))
+        return Drifting(corrected(mean, drift) if self.penalty_weight else mean, drift)
 
     def init_memory(self, client: ClientContext, message: Weights) -> Drift:
         return Drift(zeros(message.params, client.networks.trainable))
 
     async def train(self, client: ClientContext, message: Weights, memory: Drift) -> Reply[WeightUpload, Drift]:
         reply = await super().train(client, message, memory)
-        return Reply(reply.upload, Drift(moved(memory.drift, reply.upload.params, message.params)))
+        return Reply(reply.upload, Drift(updated_drift(memory.drift, reply.upload.params, message.params)))
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Drift) -> Tensor:
         """The local objective: cross-entropy and the dynamic regulariser."""
         penalty = drift_penalty(model, message.params, memory.drift)
-        return batch.cross_entropy(model.logits(batch.x)) + self.penalty_weight * penalty
-
-
-def drift_penalty(model: Model, received: Params, drift: Params) -> Tensor:
-    """½ ‖w + drift − received‖² over the parameters."""
-    anchor = {name: received[name] - leaf for name, leaf in drift.items()}
-    return tree.squared_distance(model.trainable, anchor) / 2
-
-
-def moved(drift: Params, end: Params, start: Params, share: float = 1.0) -> Params:
-    """The drift after another way from `start` to `end`, of which `share` counts."""
-    return {name: leaf + share * (end[name] - start[name]) for name, leaf in drift.items()}
-
-
-def corrected(mean: Params, drift: Params) -> Params:
-    """The mean of the clients' weights, moved on by their mean drift."""
-    return {**mean, **{name: mean[name] + leaf for name, leaf in drift.items()}}
-
-
-def zeros(params: Params, names: tuple[str, ...]) -> Params:
-    return {name: params[name].new_zeros(params[name].shape) for name in names}
-
-
-def mean_upload(uploads: Uploads[Upload], weighting: Weighting, server: ServerContext) -> tuple[Upload, float]:
-    """The mean of the uploads, and which share of the weight of all clients is behind it."""
-    is_uniform = weighting == "uniform"
-    mean, total = Mean(), 0.0
-    for _, upload in uploads:
-        weight = 1.0 if is_uniform else upload.num_examples.item()
-        mean.add(upload, weight)
-        total += weight
-    return mean.value(), total / (len(server.spec.clients) if is_uniform else server.spec.num_examples)
+        return cross_entropy(model, batch) + self.penalty_weight * penalty

@@ -30,8 +30,8 @@ from protofed.api.method import NonNegative, Positive
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
+from protofed.methods._shared.models import embedding_dim
 from protofed.methods.families import GlobalModel, Weights
-from protofed.methods.fednh import embedding_dim
 from protofed.nn.networks import Model, Parts
 from protofed.prototypes.contrast import EPS
 from protofed.seeds import generator

@@ -30,12 +30,12 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
-from protofed.data.batches import Batch, Data
+from protofed.methods._shared.losses import cross_entropy, summed_cross_entropy
+from protofed.methods._shared.mixing import entry, stacked, weighted_mean
+from protofed.methods._shared.validation import stratified_split
 from protofed.methods.families import OwnWeights, Weights
-from protofed.methods.ifca import model_at, stacked, total_loss
-from protofed.nn.networks import Model
 from protofed.seeds import generator
-from protofed.tree import Mean, Params, record
+from protofed.tree import Params, record
 
 Share = Annotated[float, Interval(ge=0, le=1)]
 
@@ -104,18 +104,17 @@ class FedFomo(Method[Models, Weights, OwnWeights, WorthUpload]):
     async def train(
         self, client: ClientContext, message: Weights, memory: OwnWeights
     ) -> Reply[WorthUpload, OwnWeights]:
-        training, validation = split(client.data, self.validation, generator(client.seed, "validation", client.id))
-        models = [model_at(message.params, k) for k in range(len(next(iter(message.params.values()))))]
-        own = await client.total(total_loss, memory.params, data=validation)
-        losses = torch.stack([await client.total(total_loss, params, data=validation) for params in models])  # (M,)
+        draws = generator(client.seed, "validation", client.id)
+        training, validation = stratified_split(client.data, self.validation, draws)
+        models = [entry(message.params, k) for k in range(len(next(iter(message.params.values()))))]
+        totals = [await client.total(summed_cross_entropy, p, data=validation) for p in (memory.params, *models)]
+        losses = torch.stack(totals) / len(validation)  # (1 + M,), of its own model first
         distance = torch.stack([distance_of(params, memory.params, client.networks.trainable) for params in models])
-        worth = worths(own / len(validation), losses / len(validation), distance)
-        start = mixed(memory.params, models, mixing_weights(worth))
-        params = await client.fit(Objective(self.loss), params=start, data=training)
+        worth = worths(losses[0], losses[1:], distance)
+        weights = mixing_weights(worth)
+        start = weighted_mean(zip(models, weights.tolist(), strict=True)) if weights.any() else memory.params
+        params = await client.fit(Objective(cross_entropy), params=start, data=training)
         return Reply(WorthUpload(params, worth), OwnWeights(params))
-
-    def loss(self, model: Model, batch: Batch) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
 
 
 def distance_of(a: Params, b: Params, names: tuple[str, ...]) -> Tensor:
@@ -135,14 +134,6 @@ def mixing_weights(worth: Tensor) -> Tensor:
     return positive / total if total > 0 else positive
 
 
-def mixed(own: Params, models: list[Params], weights: Tensor) -> Params:
-    """own + Σ w (model − own), which is the mean of the models by weights that sum to 1; own if all are 0."""
-    mean = Mean()
-    for params, weight in zip(models, weights.tolist(), strict=True):
-        mean.add(params, weight)
-    return mean.value() if weights.any() else own
-
-
 def explored(worth: Tensor, own: int, size: int, chance: float, draws: torch.Generator) -> Tensor:
     """The places of the models worth most, (size,), some of them replaced by chance."""
     order = torch.randperm(len(worth), generator=draws)
@@ -152,15 +143,3 @@ def explored(worth: Tensor, own: int, size: int, chance: float, draws: torch.Gen
     kept = best[: size - num_random]
     others = order[~torch.isin(order, kept)]  # still in random order
     return torch.cat([kept, others[:num_random]])
-
-
-def split(data: Data, part: float, draws: torch.Generator) -> tuple[Data, Data]:
-    """Training and validation examples; of each class about this part validates."""
-    order = torch.randperm(len(data), generator=draws)
-    order = order[data.labels[order].sort(stable=True).indices]  # class by class, each in random order
-    start = torch.rand((), dtype=torch.float64, generator=draws)
-    steps = (start + part * torch.arange(len(data) + 1)).floor()  # (n + 1,)
-    is_held = steps[1:] > steps[:-1]  # evenly spaced, so that every class gives its part
-    if is_held.all() or not is_held.any():
-        return data, data
-    return data.rows(order[~is_held].sort().values), data.rows(order[is_held].sort().values)

@@ -28,14 +28,14 @@ from protofed.api.method import Method, Positive, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
 from protofed.data.batches import Batch, Data
+from protofed.methods._shared.losses import cross_entropy
+from protofed.methods._shared.models import HEAD
 from protofed.methods.families import OwnWeights, Weights
-from protofed.nn.networks import Model, Patterns, matching
+from protofed.nn.networks import Model, matching
 from protofed.optim.optimizers import Sgd
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import Prototypes
 from protofed.tree import Params
-
-HEADER: Patterns = ("projection.*", "classifier.*")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
     private = ("*",)
 
     def init_server(self, server: ServerContext) -> Weights:
-        return Weights(matching(server.initial_params(), HEADER))
+        return Weights(matching(server.initial_params(), HEAD))
 
     def message_for(self, state: Weights, client: ClientId) -> Weights:
         return state
@@ -64,14 +64,14 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
     def aggregate(self, state: Weights, uploads: Uploads[Prototypes], server: ServerContext) -> Weights:
         """The header, trained on the class means of the round."""
         params = server.fit(
-            Objective(header_loss, trains=HEADER),
+            Objective(header_loss, trains=HEAD),
             params={**server.initial_params(), **state.params},
             data=pairs(dict(uploads)),
             epochs=self.header_epochs,
             batch_size=self.header_batch,
             optimizer=Sgd(lr=self.header_rate),
         )
-        return Weights(matching(params, HEADER))
+        return Weights(matching(params, HEAD))
 
     def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
         return OwnWeights({**client.initial_params(), **message.params})
@@ -84,12 +84,9 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
 
     async def train(self, client: ClientContext, message: Weights, memory: OwnWeights) -> Reply[Prototypes, OwnWeights]:
         start = {**memory.params, **message.params}
-        params = await client.fit(Objective(self.loss), params=start)
+        params = await client.fit(Objective(cross_entropy), params=start)
         means = class_means.ownership(await class_means.of_client(client, params, "recomputed"))
         return Reply(means, OwnWeights(params))
-
-    def loss(self, model: Model, batch: Batch) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
 
 
 def header_loss(model: Model, batch: Batch) -> Tensor:

@@ -31,6 +31,7 @@ from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.errors import BadInput
+from protofed.methods._shared.losses import cross_entropy
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
 from protofed.tree import Mean, Params, record
@@ -101,7 +102,7 @@ class FedMD(Method[Consensus, Consensus, OwnModel, Scores]):
         return memory.params
 
     async def train(self, client: ClientContext, message: Consensus, memory: OwnModel) -> Reply[Scores, OwnModel]:
-        params, revisit = memory.params, Objective(self.loss)
+        params, revisit = memory.params, Objective(cross_entropy)
         if self.first_epochs and not memory.has_trained:
             params = await client.fit(revisit, params=params, epochs=self.first_epochs)
         if message.exists:
@@ -118,9 +119,6 @@ class FedMD(Method[Consensus, Consensus, OwnModel, Scores]):
         still = replace(client, transform=replace(client.transform, pad=0, flip=False, rotation=0.0))
         digest, context = Objective(digest_loss), (message.scores, place)
         return await still.fit(digest, params=params, context=context, data=data, epochs=self.digest_epochs)
-
-    def loss(self, model: Model, batch: Batch) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
 
 
 def digest_loss(model: Model, batch: Batch, consensus: Tensor, place: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,8 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Positive, Uploads
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload, weighted
+from protofed.methods._shared.models import embedded, embedding_dim
+from protofed.methods.families import PublicWeights, Weighting, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
@@ -59,7 +60,7 @@ class SphereClassifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class FedNH(GlobalModel[Nothing]):
+class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
     tags = ("global", "prototype", "server-side")
     smoothing: Annotated[float, Interval(ge=0, le=1)] = 0.9
     """ρ, how much of a prototype stays when the server turns it."""
@@ -75,33 +76,31 @@ class FedNH(GlobalModel[Nothing]):
             "classifier": SphereClassifier(spec.num_classes, embedding_dim(spec, parts), self.initial_scale),
         }
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
+    def init_server(self, server: ServerContext) -> Weights:
+        return Weights(server.initial_params())
 
-    async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
-        reply = await super().train(client, message, memory)
-        params = reply.upload.params
+    def upload_spec(self, state: Weights, server: ServerContext) -> DirectedUpload:
+        return DirectedUpload(state.params, torch.tensor(0), class_means.no_prototypes(*state.params[PROTOTYPES].shape))
+
+    async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[DirectedUpload, Nothing]:
+        params = await self.trained(client, message, memory)
         sums = await client.total(direction_sums, params, (torch.zeros(client.num_classes),))
-        own = Prototypes(F.normalize(sums.total, dim=-1, eps=EPS), sums.count)
-        return Reply(DirectedUpload(params, client.num_examples, own), memory)
+        prototypes = Prototypes(F.normalize(sums.total, dim=-1, eps=EPS), sums.count)
+        return Reply(DirectedUpload(params, client.num_examples, prototypes), memory)
 
-    def upload_spec(self, state: Weights, server: ServerContext) -> WeightUpload:
-        own = class_means.no_prototypes(*state.params[PROTOTYPES].shape)
-        return DirectedUpload(state.params, torch.tensor(0), own)
-
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
-        mean, own = Mean(), []
-        for _, upload in weighted(uploads, self.weighting):
-            mean.add(upload.params, upload.num_examples.item())
-            own.append(cast(DirectedUpload, upload).prototypes)
+    def aggregate(self, state: Weights, uploads: Uploads[DirectedUpload], server: ServerContext) -> Weights:
+        mean, sent = Mean(), []
+        for _, upload in uploads:
+            mean.add(upload.params, self.weight(upload))
+            sent.append(upload.prototypes)
         prototypes = state.params[PROTOTYPES]
-        seen = class_means.mean_over_counts(own, class_means.no_prototypes(*prototypes.shape))
+        seen = class_means.mean_over_counts(sent, class_means.no_prototypes(*prototypes.shape))
         return Weights({**mean.value(), PROTOTYPES: turned(prototypes, seen, self.smoothing)})
 
 
 def direction_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
     """Σ of the directions of what the classifier reads, of each class."""
-    z = F.normalize(model.embedding(model.features(batch.x)), dim=-1, eps=EPS)
+    z = F.normalize(embedded(model, batch.x), dim=-1, eps=EPS)
     return class_means.class_sums(z, batch.y, batch.weight, len(per_class))
 
 
@@ -112,13 +111,3 @@ def turned(prototypes: Tensor, seen: Prototypes, smoothing: float) -> Tensor:
     has_direction = aim.any(-1) & (moved.norm(dim=-1) > 1e-6)  # less is what rounding leaves of opposite directions
     moves = seen.is_known & has_direction
     return torch.where(moves[:, None], F.normalize(moved, dim=-1).to(prototypes.dtype), prototypes)
-
-
-def embedding_dim(spec: TaskSpec, parts: Parts) -> int:
-    """P, the size of what the classifier reads, found by asking."""
-    with torch.no_grad():
-        z = parts["features"].eval()(spec.input.blank())
-        if "projection" in parts:
-            z = parts["projection"].eval()(z)
-    dim: int = z.shape[-1]
-    return dim

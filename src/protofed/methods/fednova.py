@@ -17,83 +17,51 @@ Departures:
 """
 
 from dataclasses import dataclass
-from math import ceil
 
 import torch
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import SettingErrors, Uploads
+from protofed.api.method import SettingErrors
 from protofed.api.task import TaskSpec
-from protofed.data.batches import Batch
-from protofed.errors import BadInput
-from protofed.methods.families import GlobalModel, Weights, WeightUpload
-from protofed.nn.networks import Model
-from protofed.optim.optimizers import Optimizer, Sgd
-from protofed.tree import Mean, Nothing, record
+from protofed.methods._shared.control_variates import effective_steps, needs_sgd
+from protofed.methods.families import PublicWeights, Summands, Totals, Weights, WeightUpload
+from protofed.optim.optimizers import Optimizer
+from protofed.tree import Nothing, record
 
 
 @record
 class NormalisedUpload(WeightUpload):
-    steps: Tensor  # (), float64, ‖a‖₁: how many gradients the way from the received weights is made of
+    steps: Tensor  # (), float64, ‖a‖₁, the effective number of local steps
 
 
 @dataclass(frozen=True)
-class FedNova(GlobalModel[Nothing]):
+class FedNova(PublicWeights[Weights, Nothing, NormalisedUpload]):
     tags = ("global",)
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("FedNova", optimizer)
 
     def init_server(self, server: ServerContext) -> Weights:
-        return super().init_server(server)
+        return Weights(server.initial_params())
 
     def upload_spec(self, state: Weights, server: ServerContext) -> NormalisedUpload:
         return NormalisedUpload(state.params, torch.tensor(0), torch.tensor(0.0, dtype=torch.float64))
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
-        names = server.networks.trainable
-        weights, steps, direction = Mean(), Mean(), Mean()
-        for _, upload in uploads:
-            assert isinstance(upload, NormalisedUpload)
-            weight = upload.num_examples.item()
-            weights.add(upload.params, weight)
-            steps.add(upload.steps, weight)
-            direction.add(
-                {n: (upload.params[n].double() - state.params[n]) / upload.steps.clamp(min=1) for n in names}, weight
-            )
-        way = {name: steps.value() * leaf for name, leaf in direction.value().items()}
-        new = {name: (state.params[name] + leaf).to(state.params[name].dtype) for name, leaf in way.items()}
-        return Weights({**weights.value(), **new})
+    def summand(self, upload: NormalisedUpload, message: Weights) -> Summands:
+        """The upload, and its update divided by the effective number of steps."""
+        steps = upload.steps.clamp(min=1)
+        direction = {name: (leaf.double() - message.params[name]) / steps for name, leaf in upload.params.items()}
+        return {**super().summand(upload, message), "direction": (direction, self.weight(upload))}
 
-    async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[WeightUpload, Nothing]:
-        reply = await super().train(client, message, memory)
-        steps = torch.tensor(num_gradients(client, "FedNova"), dtype=torch.float64)
-        return Reply(NormalisedUpload(reply.upload.params, reply.upload.num_examples, steps), memory)
+    def from_sum(self, state: Weights, totals: Totals, server: ServerContext) -> Weights:
+        mean: NormalisedUpload = totals["upload"].value()
+        direction = totals["direction"].value()
+        delta = {name: mean.steps * direction[name] for name in server.networks.trainable}
+        stepped = {name: (state.params[name] + leaf).to(state.params[name].dtype) for name, leaf in delta.items()}
+        return Weights({**mean.params, **stepped})
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
-
-
-def needs_sgd(method: str, optimizer: Optimizer) -> SettingErrors:
-    """The objection to any other optimiser: the way that it goes must be a sum of gradients in known proportions."""
-    if not isinstance(optimizer, Sgd):
-        kind = type(optimizer).__name__.lower()
-        yield "training.optimizer.name", f"{method} is defined for clients that train with sgd, not {kind}: take sgd"
-
-
-def plain(optimizer: Optimizer, method: str) -> Sgd:
-    """The optimiser, if the way that it goes is a sum of gradients in known proportions."""
-    if not isinstance(optimizer, Sgd):
-        raise BadInput(f"{method} is defined for clients that train with sgd: configure it, not {optimizer}")
-    return optimizer
-
-
-def num_gradients(client: ClientContext, method: str) -> float:
-    """‖a‖₁: how many gradients the way of a client is made of, its number of steps if there is no momentum.
-
-    With momentum ρ the gradient that is followed by k − 1 others is taken 1 + ρ + … + ρᵏ⁻¹ times.
-    """
-    sgd = plain(client.optimizer, method)
-    steps = client.epochs * ceil(len(client.data) / client.batch_size)
-    return sum((1 - sgd.momentum ** (k + sgd.nesterov)) / (1 - sgd.momentum) for k in range(1, steps + 1))
+    async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[NormalisedUpload, Nothing]:
+        params = await self.trained(client, message, memory)
+        steps = torch.tensor(effective_steps(client, "FedNova"), dtype=torch.float64)
+        return Reply(NormalisedUpload(params, client.num_examples, steps), memory)

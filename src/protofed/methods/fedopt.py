@@ -16,19 +16,16 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
 from protofed.api.contexts import ServerContext
-from protofed.api.method import Positive, Uploads
-from protofed.api.task import ClientId
-from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
-from protofed.methods.feddyn import mean_upload, zeros
-from protofed.nn.networks import Model
+from protofed.api.method import Positive
+from protofed.methods._shared.control_variates import zeros
+from protofed.methods.families import PlainSharing, Totals, Weighting, Weights
 from protofed.tree import Nothing, Params, record
 
 Share = Annotated[float, Interval(ge=0, lt=1)]
@@ -43,7 +40,7 @@ class Moments(Weights):
 
 
 @dataclass(frozen=True)
-class FedOPT(GlobalModel[Nothing]):
+class FedOPT(PlainSharing[Moments, Nothing]):
     tags = ("global", "server-side")
     server_optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = "adam"
     """FedAdam, FedYogi and FedAdagrad, or FedAvgM."""
@@ -59,38 +56,34 @@ class FedOPT(GlobalModel[Nothing]):
     """Whether clients count by their numbers of examples, or the same."""
 
     def init_server(self, server: ServerContext) -> Moments:
-        params = super().init_server(server).params
+        params = server.initial_params()
         first = zeros(params, server.networks.trainable)
         return Moments(params, first, {name: leaf + self.adaptivity**2 for name, leaf in first.items()})
 
-    def message_for(self, state: Weights, client: ClientId) -> Weights:
-        return Weights(state.params)
+    def public(self, state: Moments) -> tuple[Params, Weights] | None:
+        return state.params, Weights(state.params)
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Moments:
-        mean = mean_upload(uploads, self.weighting, server)[0].params
-        known = cast(Moments, state)
+    def from_sum(self, state: Moments, totals: Totals, server: ServerContext) -> Moments:
+        mean: Params = totals["upload"].value().params
         params, first, second = dict(mean), {}, {}
-        for name, old in known.first.items():
+        for name, old in state.first.items():
             weight = state.params[name].double()
-            way = mean[name].double() - weight
-            m, v = self.moments(old.double(), known.second[name].double(), way)
+            delta = mean[name].double() - weight
+            m, v = self.moments(old.double(), state.second[name].double(), delta)
             step = m if self.server_optimizer == "momentum" else m / (v.sqrt() + self.adaptivity)
             params[name] = (weight + self.server_lr * step).to(old.dtype)
             first[name], second[name] = m.to(old.dtype), v.to(old.dtype)
         return Moments(params, first, second)
 
-    def moments(self, m: Tensor, v: Tensor, way: Tensor) -> tuple[Tensor, Tensor]:
-        """Both moments after a round whose mean way was this."""
+    def moments(self, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Both moments after a round whose mean update was delta."""
         if self.server_optimizer == "momentum":
-            return self.momentum * m + way, v
-        square, kept = way.square(), self.second_momentum
+            return self.momentum * m + delta, v
+        square, kept = delta.square(), self.second_momentum
         if self.server_optimizer == "adagrad":
             v = v + square
         elif self.server_optimizer == "adam":
             v = kept * v + (1 - kept) * square
         else:
             v = v - (1 - kept) * square * torch.sign(v - square)  # never below 0: what is taken away is less than v
-        return self.momentum * m + (1 - self.momentum) * way, v
-
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
+        return self.momentum * m + (1 - self.momentum) * delta, v

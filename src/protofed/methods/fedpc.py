@@ -37,20 +37,21 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
-from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, NonNegative, Positive, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods.families import HEAD, OwnWeights, PrototypeUpload
+from protofed.methods._shared.mixing import entry, stacked, weighted_mean
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import OwnWeights, PrototypeUpload
 from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.prototypes.kmeans import Partition, no_partition, partitioned
 from protofed.tree import Mean, Params, record
 
-KEPT: Patterns = (*HEAD, *class_means.RECORDED)
+KEPT: Patterns = (*CLASSIFIER, *class_means.RECORDED)
 
 T = TypeVar("T")
 
@@ -91,7 +92,7 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     prototype_mode: PrototypeMode = "recomputed"
     """Whether a client's prototypes, Eq. (2), are recomputed after training or the running means of its last epoch."""
 
-    private = HEAD
+    private = CLASSIFIER
 
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
@@ -111,7 +112,7 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
         partition, labels = partitioned(points, self.num_clusters, self.pca_dims, clients.server.generator)
         count = len(partition.centres)
         params = {name: leaf.repeat_interleave(count, 0) for name, leaf in state.params.items()}
-        empty = stacked([of_cluster(state.prototypes, 0)] * count)
+        empty = stacked([entry(state.prototypes, 0)] * count)
         assignment = {**state.assignment, **dict(zip(described, labels.unbind(), strict=True))}
         return Clusters(params, empty, empty, assignment, partition)
 
@@ -124,7 +125,7 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
 
     def described(self, state: Clusters, clients: Clients) -> dict[ClientId, Tensor]:
         """What clients without a cluster are clustered by, (C·D,)."""
-        like = of_cluster(state.own, 0)
+        like = entry(state.own, 0)
         uploads = clients.run(self.describe, lambda client: self.message_for(state, client), like)
         return {client: upload.mean.flatten() for client, upload in uploads if state.assignment[client] < 0}
 
@@ -144,11 +145,11 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
         if cluster < 0:
             nothing = class_means.no_prototypes(*state.own.mean.shape[1:])
             return ClusterMessage(mean_extractor(state), nothing, torch.tensor(False))
-        params, prototypes = of_cluster((state.params, state.prototypes), cluster)
+        params, prototypes = entry((state.params, state.prototypes), cluster)
         return ClusterMessage(params, prototypes, torch.tensor(True))
 
     def upload_spec(self, state: Clusters, server: ServerContext) -> PrototypeUpload:
-        params, prototypes = of_cluster((state.params, state.own), 0)
+        params, prototypes = entry((state.params, state.own), 0)
         return PrototypeUpload(params, prototypes, torch.tensor(0))
 
     def aggregate(self, state: Clusters, uploads: Uploads[PrototypeUpload], server: ServerContext) -> Clusters:
@@ -161,14 +162,14 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
                 weight = upload.num_examples.item() if self.intra_weighting == "examples" else 1.0
                 means[cluster].add(upload.params, weight)
                 sent[cluster].append((upload.prototypes, weight))
-        params = [means[j].value() if sent[j] else of_cluster(state.params, j) for j in range(count)]
-        own = stacked([members_mean(sent[j], of_cluster(state.own, j)) for j in range(count)])
+        params = [means[j].value() if sent[j] else entry(state.params, j) for j in range(count)]
+        own = stacked([members_mean(sent[j], entry(state.own, j)) for j in range(count)])
         shares = similarity_shares(own, self.rho, self.temperature)
-        mixed = stacked([blended(params, row) for row in shares.tolist()])  # Eq. (8)
+        mixed = stacked([weighted_mean(zip(params, row, strict=True)) for row in shares.tolist()])  # Eq. (8)
         return replace(state, params=mixed, prototypes=blended_prototypes(own, shares), own=own)
 
     def init_memory(self, client: ClientContext, message: ClusterMessage) -> OwnWeights:
-        return OwnWeights(matching(client.initial_params(), HEAD))
+        return OwnWeights(matching(client.initial_params(), CLASSIFIER))
 
     def local_weights(self, message: ClusterMessage, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
@@ -180,7 +181,7 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
         params = await client.fit(Objective(self.loss), params=start, context=(message.prototypes,))
         prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
         upload = PrototypeUpload(without(params, KEPT), prototypes, client.num_examples)
-        return Reply(upload, OwnWeights(matching(params, HEAD)))
+        return Reply(upload, OwnWeights(matching(params, CLASSIFIER)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """The local objective, Eq. (4)."""
@@ -232,25 +233,6 @@ def blended_prototypes(own: Prototypes, shares: Tensor) -> Prototypes:
     return Prototypes(mean.to(own.mean.dtype), ((weights > 0) * own.count).sum(1))
 
 
-def blended(params: list[Params], weights: list[float]) -> Params:
-    """The weighted mean of the clusters' extractors."""
-    mean = Mean()
-    for own, weight in zip(params, weights, strict=True):
-        mean.add(own, weight)
-    blend: Params = mean.value()
-    return blend
-
-
-def of_cluster(value: T, cluster: int) -> T:
-    """One cluster's entries of a record whose tensors have a leading axis of clusters."""
-    return tree.map(lambda leaf: leaf[cluster], value)
-
-
-def stacked(values: list[T]) -> T:
-    """The record whose tensors have a leading axis of clusters."""
-    return tree.map(lambda *leaves: torch.stack(leaves), *values)
-
-
 # ---- a model for everyone, in two readings
 
 
@@ -259,7 +241,8 @@ def mean_extractor(state: Clusters) -> Params:
     count = len(state.partition.centres)
     assigned = torch.stack(list(state.assignment.values()))
     sizes = assigned[assigned >= 0].bincount(minlength=count).tolist()
-    return blended([of_cluster(state.params, j) for j in range(count)], sizes if any(sizes) else [1.0] * count)
+    weights = sizes if any(sizes) else [1.0] * count
+    return weighted_mean((entry(state.params, j), weights[j]) for j in range(count))
 
 
 def global_model(state: Clusters, memories: Mapping[ClientId, OwnWeights]) -> Params:

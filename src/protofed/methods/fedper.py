@@ -13,10 +13,11 @@ Departures:
 
 from dataclasses import dataclass
 
-from protofed.methods.families import HEAD, PartSharing
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import PartSharing
 
 
 @dataclass(frozen=True)
 class FedPer(PartSharing):
     tags = ("personal",)
-    private = HEAD
+    private = CLASSIFIER

@@ -18,7 +18,6 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,7 +25,8 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext
 from protofed.api.method import NonNegative
 from protofed.data.batches import Batch
-from protofed.methods.families import HEAD, OwnWeights, PartSharing, Weights
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import OwnWeights, PrivateParts, Weights
 from protofed.nn.networks import Model, matching
 from protofed.tree import record
 
@@ -37,7 +37,7 @@ class HeadAndCounts(OwnWeights):
 
 
 @dataclass(frozen=True)
-class FedPerPlus(PartSharing):
+class FedPerPlus(PrivateParts[HeadAndCounts]):
     tags = ("personal", "reconstruction")
     feature_weight: NonNegative = 0.1
     """How strongly features are held to those of the received body."""
@@ -46,25 +46,25 @@ class FedPerPlus(PartSharing):
     head_decay: NonNegative = 5e-4
     """Weight decay of the head."""
 
-    private = HEAD
+    private = CLASSIFIER
 
     def init_memory(self, client: ClientContext, message: Weights) -> HeadAndCounts:
         count = torch.bincount(client.data.labels, minlength=client.num_classes)  # (C,)
-        return HeadAndCounts(super().init_memory(client, message).params, count)
+        return HeadAndCounts(matching(client.initial_params(), self.private), count)
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: HeadAndCounts) -> Tensor:
         """The local objective: cross-entropy and the three terms, each of which may be off."""
         z = model.features(batch.x)
         scores = model.scores(z)
         if self.balanced:
-            scores = balanced(scores, cast(HeadAndCounts, memory).count)
+            scores = balanced(scores, memory.count)
         loss = batch.cross_entropy(scores)
         if self.feature_weight:
             with torch.no_grad():
                 received = model.frozen(message.params).features(batch.x)
             loss = loss + self.feature_weight * batch.mean((z - received).square().mean(-1))
         if self.head_decay:
-            squares = [leaf.square().sum() for leaf in matching(model.trainable, HEAD).values()]
+            squares = [leaf.square().sum() for leaf in matching(model.trainable, CLASSIFIER).values()]
             loss = loss + self.head_decay / 2 * torch.stack(squares).sum()
         return loss
 

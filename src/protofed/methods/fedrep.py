@@ -19,7 +19,8 @@ from annotated_types import Ge
 
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Objective
-from protofed.methods.families import HEAD, OwnWeights, PartSharing, Weights, WeightUpload
+from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods.families import OwnWeights, PartSharing, Weights, WeightUpload
 from protofed.nn.networks import without
 
 
@@ -29,7 +30,7 @@ class FedRep(PartSharing):
     head_epochs: Annotated[int, Ge(1)] = 10
     """τ in Alg. 1: epochs that the head trains for before the body does."""
 
-    private = HEAD
+    private = CLASSIFIER
 
     async def train(
         self, client: ClientContext, message: Weights, memory: OwnWeights
@@ -37,7 +38,7 @@ class FedRep(PartSharing):
         """The client's update of Alg. 1: the head, then the body."""
         params = self.local_weights(message, memory)
         params = await client.fit(
-            Objective(self.loss, trains=HEAD), params=params, context=(message, memory), epochs=self.head_epochs
+            Objective(self.loss, trains=CLASSIFIER), params=params, context=(message, memory), epochs=self.head_epochs
         )
-        params = await client.fit(Objective(self.loss, freezes=HEAD), params=params, context=(message, memory))
-        return Reply(WeightUpload(without(params, HEAD), client.num_examples), self.remember(params, memory))
+        params = await client.fit(Objective(self.loss, freezes=CLASSIFIER), params=params, context=(message, memory))
+        return Reply(WeightUpload(without(params, CLASSIFIER), client.num_examples), self.remember(params, memory))

@@ -35,16 +35,15 @@ from protofed.api.method import Method, NonNegative, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
+from protofed.methods._shared.decoupling import with_decoupling
+from protofed.methods._shared.models import CLASSIFIER, embedded
 from protofed.methods.families import OwnWeights, PrototypeUpload, WeightsAndPrototypes
-from protofed.methods.fedseproto_networks import with_decoupling
-from protofed.methods.moon import represented
 from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.prototypes.contrast import pull
 from protofed.tree import Mean, Params
 
-HEAD: Patterns = ("classifier.*",)
 DECOUPLING: Patterns = ("semantic.*", "domain.*", "decoder.*")
 
 Known = WeightsAndPrototypes[Prototypes]
@@ -72,6 +71,7 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
     """What travels: weights and prototypes, or prototypes only, so that networks may differ (Sec. 3.4)."""
 
     private = ("domain.*", "decoder.*")
+    has_plain_classifier = False
 
     @property
     def stays(self) -> Patterns:
@@ -126,7 +126,7 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
 
     async def trained(self, client: ClientContext, params: Params, known: Prototypes) -> Params:
         """The weights after both phases of Sec. 3.3.2: the basic model learns, then features are taken apart."""
-        phases = (Objective(self.basic_loss, freezes=DECOUPLING), Objective(self.loss, freezes=HEAD))
+        phases = (Objective(self.basic_loss, freezes=DECOUPLING), Objective(self.loss, freezes=CLASSIFIER))
         if self.phase_mode == "joint":
             return await client.fit(Objective(self.joint_loss), params=params, context=(known,))
         if self.phase_mode == "batch":
@@ -138,20 +138,20 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
 
     def basic_loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """The first phase: the classifier learns on general features."""
-        return batch.cross_entropy(model.classifier(represented(model, batch.x)))
+        return batch.cross_entropy(model.classifier(embedded(model, batch.x)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """The second phase: L of Eq. (15)."""
-        return self.decoupled(model, represented(model, batch.x), batch, known)
+        return self.decoupled(model, embedded(model, batch.x), batch, known)
 
     def joint_loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """Both phases at once, in one pass."""
-        z = represented(model, batch.x)
+        z = embedded(model, batch.x)
         return batch.cross_entropy(model.classifier(z)) + self.decoupled(model, z, batch, known)
 
     def decoupled(self, model: Model, z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
         """L_CE of Eq. (14) and the terms that are on, Eq. (15); no gradient reaches the classifier."""
-        head = model.frozen(matching(model.params, HEAD)).classifier
+        head = model.frozen(matching(model.params, CLASSIFIER)).classifier
         semantic, domain = model.semantic(z), model.domain(z)  # (B, D)
         loss = batch.cross_entropy(head(semantic))
         if self.distillation:
@@ -167,7 +167,7 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
 
     def predict(self, model: Model, x: Tensor, message: Known, memory: OwnWeights | None) -> Tensor:
         """The classifier on semantic features."""
-        return model.classifier(model.semantic(represented(model, x)))
+        return model.classifier(model.semantic(embedded(model, x)))
 
 
 def shared_information(semantic: Tensor, domain: Tensor, x: Tensor, rebuilt: Tensor) -> Tensor:
@@ -197,5 +197,5 @@ def balanced_pull(z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
 
 def semantic_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
     """What the prototypes of Eq. (12) are the means of."""
-    z = model.semantic(represented(model, batch.x))
+    z = model.semantic(embedded(model, batch.x))
     return class_means.class_sums(z, batch.y, batch.weight, len(per_class))

@@ -25,10 +25,11 @@ from protofed import tree
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch, Data
+from protofed.methods._shared.mixing import weighted_mean
+from protofed.methods._shared.validation import held_out
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
-from protofed.methods.ga import held_out
 from protofed.nn.networks import Model
-from protofed.tree import Mean, Params, record
+from protofed.tree import Params, record
 
 
 @record
@@ -51,36 +52,24 @@ class FedSoup(GlobalModel[Soup]):
         return memory.params
 
     async def train(self, client: ClientContext, message: Weights, memory: Soup) -> Reply[WeightUpload, Soup]:
-        own, validation = held_out(client)
-        client = replace(client, data=own)
+        training, validation = held_out(client)
+        client = replace(client, data=training)
         params = await client.fit(Objective(self.loss), params=message.params, context=(message, memory))
         soup = Soup(params, memory.pool, memory.count)
         if client.round + 1 > self.start * client.num_rounds:
             soup = await selected(client, soup, message.params, validation)
         return Reply(WeightUpload(soup.params, client.num_examples), soup)
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: Soup) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
-
 
 async def selected(client: ClientContext, trained: Soup, received: Params, validation: Data) -> Soup:
     """The trained weights averaged with the pool; the received ones join the pool if that makes more examples right."""
     count = int(trained.count)
-    without = mean_of((trained.params, 1), (trained.pool, count))
-    within = mean_of((trained.params, 1), (received, 1), (trained.pool, count))
+    without = weighted_mean([(trained.params, 1), (trained.pool, count)])
+    within = weighted_mean([(trained.params, 1), (received, 1), (trained.pool, count)])
     if await client.total(num_right, within, data=validation) > await client.total(num_right, without, data=validation):
-        return Soup(within, mean_of((received, 1), (trained.pool, count)), trained.count + 1)
+        return Soup(within, weighted_mean([(received, 1), (trained.pool, count)]), trained.count + 1)
     return Soup(without, trained.pool, trained.count)
 
 
 def num_right(model: Model, batch: Batch) -> Tensor:
     return ((model.logits(batch.x).argmax(-1) == batch.y) * batch.weight).sum()
-
-
-def mean_of(*models: tuple[Params, int]) -> Params:
-    """The mean of models that count so often."""
-    mean = Mean()
-    for params, count in models:
-        mean.add(params, count)
-    value: Params = mean.value()
-    return value

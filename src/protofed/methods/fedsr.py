@@ -24,13 +24,12 @@ import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor, nn
 
-from protofed.api.contexts import ClientContext, ServerContext
-from protofed.api.method import NonNegative, Uploads
+from protofed.api.method import NonNegative
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, OwnWeights, Weighting, Weights, WeightUpload, weighted
-from protofed.methods.fednh import embedding_dim
-from protofed.nn.networks import Model, Parts, Patterns, matching
+from protofed.methods._shared.models import embedded, embedding_dim
+from protofed.methods.families import OwnWeights, PartSharing, Weighting, Weights
+from protofed.nn.networks import Model, Parts, Patterns
 from protofed.seeds import normal
 from protofed.tree import Params
 
@@ -53,7 +52,7 @@ class ReferenceGaussians(nn.Module):
 
 
 @dataclass(frozen=True)
-class FedSR(GlobalModel[OwnWeights]):
+class FedSR(PartSharing):
     tags = ("global",)
     length_weight: NonNegative = 0.01
     """α_L2R, how strongly features are kept short."""
@@ -74,17 +73,8 @@ class FedSR(GlobalModel[OwnWeights]):
         dim = embedding_dim(spec, parts)
         return {**parts, "gaussian": nn.Linear(dim, 2 * dim), "reference": ReferenceGaussians(spec.num_classes, dim)}
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
-        return super().aggregate(state, weighted(uploads, self.weighting), server)
-
-    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
-        return OwnWeights(matching(client.initial_params(), REFERENCE))
-
-    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
-        return {**message.params, **memory.params}
-
-    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
-        return OwnWeights(matching(params, REFERENCE))
+    def public(self, state: Weights) -> tuple[Params, Weights] | None:
+        return state.params, state
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         """The local objective: cross-entropy of one sample, its length, and the divergence from its class."""
@@ -106,7 +96,7 @@ class FedSR(GlobalModel[OwnWeights]):
 
 def encoded(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and spread of the features of each example, (B, P) both."""
-    mean, raw_spread = model.gaussian(model.embedding(model.features(x))).chunk(2, dim=-1)
+    mean, raw_spread = model.gaussian(embedded(model, x)).chunk(2, dim=-1)
     return mean, positive(raw_spread)
 
 

@@ -32,18 +32,16 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, SettingErrors, Uploads
+from protofed.api.method import Clients, Method, SettingErrors, Uploads
 from protofed.api.task import ClientId, TaskSpec
-from protofed.data.batches import Batch, Data
-from protofed.methods.families import GlobalModel, StatefulWrapper, Weights, WeightUpload
+from protofed.data.batches import Batch
+from protofed.methods._shared.validation import held_out
+from protofed.methods.families import StatefulWrapper, Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
-from protofed.seeds import generator
 from protofed.tree import Params, Tree, record
 
-SMALLEST_SPLIT = 100
-"""A client of fewer examples has no validation data of its own."""
 NEVER_ZERO = 1e-12
 """The least weight that the base is handed: lost in rounding beside any other."""
 ROUNDING = 1e-9
@@ -70,7 +68,7 @@ class Loss:
 @dataclass(frozen=True)
 class GA(StatefulWrapper):
     tags = ("global", "server-side", "wrapper")
-    base: GlobalModel[Any] = field(default_factory=FedAvg)
+    base: Method[Any, Any, Any, Any] = field(default_factory=FedAvg)
     """The method whose mean is weighted; numbers of examples must count in it."""
     step: Annotated[float, Interval(ge=0, lt=1)] = 0.2
     """d, how far weights move in the first round, in parts of 1/N."""
@@ -121,8 +119,8 @@ class GA(StatefulWrapper):
     # ---- the client's half
 
     async def train(self, client: ClientContext, message: Any, memory: Any) -> Reply[Judged, Any]:
-        own, validation = held_out(client)
-        reply = await self.base.train(replace(client, data=own), message, memory)
+        training, validation = held_out(client)
+        reply = await self.base.train(replace(client, data=training), message, memory)
         params = {**self.base.trained_weights(reply.upload, reply.memory), **reply.upload.params}  # what it sends
         loss = await client.total(self.badness, params, (message, reply.memory), data=validation)
         return Reply(Judged(reply.upload, loss / len(validation)), reply.memory)
@@ -150,16 +148,7 @@ def adjusted(
     largest = max((abs(gap - mean) for gap in gaps.values()), default=0.0)
     if largest <= ROUNDING or not size:
         return dict(share)
-    moved = {c: own + size * (gaps[c] - mean) / largest if c in gaps else own for c, own in share.items()}
-    clipped = {client: own.clamp(0, 1) for client, own in moved.items()}
+    moved = {c: old + size * (gaps[c] - mean) / largest if c in gaps else old for c, old in share.items()}
+    clipped = {client: new.clamp(0, 1) for client, new in moved.items()}
     total = torch.stack(list(clipped.values())).sum()
-    return {client: own / total for client, own in clipped.items()}
-
-
-def held_out(client: ClientContext) -> tuple[Data, Data]:
-    """What the client trains on, and a tenth of its examples, the same in every round, that it is judged on."""
-    n = len(client.data)
-    if n < SMALLEST_SPLIT:
-        return client.data, client.data
-    order = torch.randperm(n, generator=generator(client.seed, "validation", client.id))
-    return client.data.rows(order[n // 10 :].sort().values), client.data.rows(order[: n // 10].sort().values)
+    return {client: new / total for client, new in clipped.items()}

@@ -32,10 +32,10 @@ from protofed.api.method import NonNegative, Positive, SettingErrors, Uploads
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
+from protofed.methods._shared.models import own_statistics
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
-from protofed.prototypes.alignment import own_statistics
 from protofed.tree import Mean, Nothing, Params
 
 LEAST_AGREEMENT = 1e-3

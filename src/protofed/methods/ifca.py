@@ -28,9 +28,9 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
-from protofed.data.batches import Batch
+from protofed.methods._shared.losses import cross_entropy, summed_cross_entropy
+from protofed.methods._shared.mixing import entry, stacked
 from protofed.methods.families import Weighting, Weights
-from protofed.nn.networks import Model
 from protofed.seeds import derive_seed
 from protofed.tree import Mean, Nothing, Params, record
 
@@ -63,7 +63,7 @@ class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
         return state
 
     def upload_spec(self, state: Weights, server: ServerContext) -> ClusterUpload:
-        return ClusterUpload(model_at(state.params, 0), torch.zeros(self.num_clusters, dtype=torch.int64))
+        return ClusterUpload(entry(state.params, 0), torch.zeros(self.num_clusters, dtype=torch.int64))
 
     def aggregate(self, state: Weights, uploads: Uploads[ClusterUpload], server: ServerContext) -> Weights:
         """The mean of every model over the clients that trained it."""
@@ -73,7 +73,7 @@ class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
                 if count:
                     means.setdefault(k, Mean()).add(upload.params, count if self.weighting == "examples" else 1)
         clusters = range(self.num_clusters)
-        return Weights(stacked([means[k].value() if k in means else model_at(state.params, k) for k in clusters]))
+        return Weights(stacked([means[k].value() if k in means else entry(state.params, k) for k in clusters]))
 
     def finish(self, state: Weights, clients: Clients) -> Weights:
         for _ in clients.run(self.choose, lambda client: self.message_for(state, client), Nothing()):
@@ -84,36 +84,19 @@ class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
         return Choice(torch.tensor(0))
 
     def local_weights(self, message: Weights, memory: Choice) -> Params:
-        return model_at(message.params, int(memory.cluster))
+        return entry(message.params, int(memory.cluster))
 
     def trained_weights(self, upload: ClusterUpload, memory: Choice) -> Params:
         return upload.params
 
     async def choose(self, client: ClientContext, message: Weights, memory: Choice) -> Reply[Nothing, Choice]:
         """The model of the lowest loss on the client's data."""
-        models = [model_at(message.params, k) for k in range(self.num_clusters)]
-        losses = torch.stack([await client.total(total_loss, params) for params in models])  # (K,)
+        models = [entry(message.params, k) for k in range(self.num_clusters)]
+        losses = torch.stack([await client.total(summed_cross_entropy, params) for params in models])  # (K,)
         return Reply(Nothing(), Choice(losses.nan_to_num(nan=torch.inf).argmin()))
 
     async def train(self, client: ClientContext, message: Weights, memory: Choice) -> Reply[ClusterUpload, Choice]:
         chosen = (await self.choose(client, message, memory)).memory
-        params = await client.fit(Objective(self.loss), params=self.local_weights(message, chosen))
+        params = await client.fit(Objective(cross_entropy), params=self.local_weights(message, chosen))
         is_chosen = torch.arange(self.num_clusters) == chosen.cluster  # (K,)
         return Reply(ClusterUpload(params, is_chosen * client.num_examples), chosen)
-
-    def loss(self, model: Model, batch: Batch) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))
-
-
-def stacked(models: list[Params]) -> Params:
-    """Several models as one, entries (K, ...)."""
-    return {name: torch.stack([params[name] for params in models]) for name in models[0]}
-
-
-def model_at(models: Params, k: int) -> Params:
-    return {name: leaf[k] for name, leaf in models.items()}
-
-
-def total_loss(model: Model, batch: Batch) -> Tensor:
-    """Cross-entropy, summed over the examples."""
-    return batch.cross_entropy(model.logits(batch.x)) * batch.weight.sum()

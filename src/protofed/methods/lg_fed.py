@@ -17,9 +17,7 @@ Departures:
 
 from dataclasses import dataclass
 
-from protofed.api.contexts import ServerContext
-from protofed.api.method import Uploads
-from protofed.methods.families import PartSharing, Weighting, Weights, WeightUpload, weighted
+from protofed.methods.families import PartSharing, Weighting
 from protofed.nn.networks import Patterns
 
 BODY: Patterns = ("features.*", "projection.*")
@@ -32,6 +30,3 @@ class LGFed(PartSharing):
     """Whether clients count equally in the mean or by their numbers of examples."""
 
     private = BODY
-
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
-        return super().aggregate(state, weighted(uploads, self.weighting), server)

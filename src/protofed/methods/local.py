@@ -7,15 +7,12 @@ Departures: none.
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
-from protofed.data.batches import Batch
+from protofed.methods._shared.losses import cross_entropy
 from protofed.methods.families import OwnWeights
-from protofed.nn.networks import Model
 from protofed.tree import Nothing, Params
 
 
@@ -45,8 +42,5 @@ class LocalOnly(Method[Nothing, Nothing, OwnWeights, Nothing]):
         return memory.params
 
     async def train(self, client: ClientContext, message: Nothing, memory: OwnWeights) -> Reply[Nothing, OwnWeights]:
-        params = await client.fit(Objective(self.loss), params=memory.params)
+        params = await client.fit(Objective(cross_entropy), params=memory.params)
         return Reply(Nothing(), OwnWeights(params))
-
-    def loss(self, model: Model, batch: Batch) -> Tensor:
-        return batch.cross_entropy(model.logits(batch.x))

@@ -21,6 +21,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext
 from protofed.api.method import NonNegative, Positive
 from protofed.data.batches import Batch
+from protofed.methods._shared.models import embedded
 from protofed.methods.families import GlobalModel, Weights
 from protofed.nn.networks import Model
 from protofed.tree import Params, record
@@ -48,17 +49,12 @@ class Moon(GlobalModel[Previous]):
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Previous) -> Tensor:
         """The local objective, Eq. (4)."""
-        z = represented(model, batch.x)
+        z = embedded(model, batch.x)
         with torch.no_grad():
-            z_global = represented(model.frozen(message.params), batch.x)
-            z_previous = represented(model.frozen(memory.params), batch.x)
+            z_global = embedded(model.frozen(message.params), batch.x)
+            z_previous = embedded(model.frozen(memory.params), batch.x)
         contrast = model_contrast(z, z_global, z_previous, self.temperature) * memory.exists
         return batch.cross_entropy(model.classifier(z)) + self.contrast_weight * batch.mean(contrast)
-
-
-def represented(model: Model, x: Tensor) -> Tensor:
-    """What the classifier reads, z in Sec. 3.3 of the paper."""
-    return model.embedding(model.features(x))
 
 
 def model_contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:

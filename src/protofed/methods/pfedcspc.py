@@ -43,15 +43,19 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
+from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, NonNegative, Positive, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.errors import RoundAbandoned
-from protofed.methods.families import GlobalModel, Weights, WeightUpload, refuse_other_classifier
+from protofed.methods._shared.losses import known_cross_entropy
+from protofed.methods._shared.mixing import entry, stacked, weighted_mean
+from protofed.methods._shared.models import HEAD, features, own_statistics, server_embedding
+from protofed.methods.families import Weights, WeightUpload, refuse_other_classifier
 from protofed.methods.fedavg import FedAvg
-from protofed.nn.networks import Model, Parts, Patterns, matching, without
+from protofed.nn.networks import Model, Parts, matching, without
 from protofed.prototypes import alignment, calibration, class_means, sampling
 from protofed.prototypes.calibration import Partners, Pool
 from protofed.prototypes.class_means import Prototypes
@@ -59,7 +63,6 @@ from protofed.prototypes.sampling import Slots
 from protofed.seeds import generator
 from protofed.tree import Params, Tree, record
 
-HEAD: Patterns = ("projection.*", "classifier.*")
 Share = Annotated[float, Interval(ge=0, le=1)]
 Count = Annotated[int, Ge(1)]
 
@@ -107,7 +110,7 @@ class SampledUpload:
 class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     tags = ("core", "global", "personal", "prototype", "server-side", "wrapper")
     retrains_classifier = True
-    base: GlobalModel[Any] = field(default_factory=FedAvg)
+    base: Method[Any, Any, Any, Any] = field(default_factory=FedAvg)
     """The method whose objective is L_base in Eq. (18)."""
     personalised: bool = True
     """Whether clients have models of their own; without, the method is FedCSPC."""
@@ -172,7 +175,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     def init_server(self, server: ServerContext) -> Knowledge:
         refuse_other_classifier(self.base, "pFedCSPC")
         base, dim, num_classes = self.base.init_server(server), server.feature_dim, server.num_classes
-        width = calibration.embedded(server, base.params, torch.zeros(1, dim)).shape[-1]
+        width = server_embedding(server, base.params, torch.zeros(1, dim)).shape[-1]
         everyone, none = sorted(server.spec.clients), torch.zeros(0, dtype=torch.float64)
         return Knowledge(
             base,
@@ -190,7 +193,8 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     def message_for(self, state: Knowledge, client: ClientId) -> Guidance:
         params = {**state.base.params, **state.head}
         if client in state.mixing and state.mixing[client].any():
-            params |= calibration.mixed(state.encoders, state.mixing[client])
+            weights = state.mixing[client].tolist()
+            params |= weighted_mean((entry(state.encoders, k), weight) for k, weight in enumerate(weights))
         return Guidance(replace(self.base.message_for(state.base, client), params=params), state.prototypes)
 
     def public(self, state: Knowledge) -> tuple[Params, Guidance] | None:
@@ -223,7 +227,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
             raise RoundAbandoned("no client sent a prototype: there is nothing to calibrate on.")
         pool = calibration.pooled([slots[client] for client in present], server.num_classes)
         head = self.calibrated(base.params, pool, server)
-        exemplars = calibration.embedded(server, {**base.params, **head}, pool.mean)
+        exemplars = server_embedding(server, {**base.params, **head}, pool.mean)
         return Knowledge(
             base,
             head,
@@ -242,9 +246,9 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
             [calibration.client_losses(params, pool, server) for params in models.values()], 1
         )  # (K, K)
         weights = dict(zip(models, calibration.mixing_weights(losses, self.initialisation_temperature), strict=True))
-        stacked = {name: torch.stack([params[name] for params in models.values()]) for name in state.encoders}
+        encoders = stacked([tree.select(params, list(state.encoders)) for params in models.values()])
         nothing = torch.zeros(len(models), dtype=torch.float64)
-        return stacked, {client: weights.get(client, nothing) for client in state.mixing}
+        return encoders, {client: weights.get(client, nothing) for client in state.mixing}
 
     def calibrated(self, params: Params, pool: Pool, server: ServerContext) -> Params:
         """Projection and classifier, retrained on the prototypes."""
@@ -259,7 +263,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     def calibration_loss(self, model: Model, batch: Batch, pool: Pool, partners: Partners, is_known: Tensor) -> Tensor:
         """The server's objective, Eq. (17)."""
         z, rows = model.embedding(batch.x), batch.index
-        loss = calibration.known_cross_entropy(model.classifier(z), batch.y, is_known)
+        loss = known_cross_entropy(model.classifier(z), batch.y, is_known)
         if "projection" not in model.networks.parts:  # both contrasts would be constants
             return batch.mean(loss)
         if self.contrast:
@@ -300,7 +304,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     def alignment(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
         """What the alignment adds to the objective of Eq. (18)."""
-        z = alignment.own_statistics(model).features(batch.x)
+        z = own_statistics(model).features(batch.x)
         loss = z.new_zeros(())
         if self.node:
             loss = loss + batch.mean(alignment.node_loss(z, batch.y, prototypes, self.alignment_temperature))
@@ -318,7 +322,3 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
             return logits
         known = calibration.knowledge(z, message.exemplars, self.temperature)
         return (1 - self.knowledge_weight) * logits.softmax(-1) + self.knowledge_weight * known
-
-
-def features(model: Model, batch: Batch) -> Tensor:
-    return model.features(batch.x)

@@ -16,18 +16,17 @@ Departures:
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Positive, SettingErrors, Uploads
+from protofed.api.method import Positive, SettingErrors
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods.families import GlobalModel, Weighting, Weights, WeightUpload
-from protofed.methods.feddyn import mean_upload, zeros
-from protofed.methods.fednova import needs_sgd, num_gradients, plain
+from protofed.methods._shared.control_variates import added, inner_product, mean_gradient, needs_sgd, zeros
+from protofed.methods._shared.losses import cross_entropy
+from protofed.methods.families import PublicWeights, Totals, Weighting, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, record
@@ -51,7 +50,7 @@ class ControlledUpload(WeightUpload):
 
 
 @dataclass(frozen=True)
-class Scaffold(GlobalModel[ControlVariate]):
+class Scaffold(PublicWeights[Controlled, ControlVariate, ControlledUpload]):
     tags = ("global",)
     server_lr: Positive = 1.0
     """η_g, the global step size: how far the server goes towards the mean of the clients' weights."""
@@ -62,45 +61,33 @@ class Scaffold(GlobalModel[ControlVariate]):
         return needs_sgd("SCAFFOLD", optimizer)
 
     def init_server(self, server: ServerContext) -> Controlled:
-        params = super().init_server(server).params
+        params = server.initial_params()
         return Controlled(params, zeros(params, server.networks.trainable))
 
-    def upload_spec(self, state: Weights, server: ServerContext) -> ControlledUpload:
-        return ControlledUpload(state.params, torch.tensor(0), cast(Controlled, state).control)
+    def upload_spec(self, state: Controlled, server: ServerContext) -> ControlledUpload:
+        return ControlledUpload(state.params, torch.tensor(0), state.control)
 
-    def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Controlled:
-        mean, share = mean_upload(cast(Uploads[ControlledUpload], uploads), self.weighting, server)
-        previous = cast(Controlled, state).control
-        control = {name: leaf + share * mean.change[name] for name, leaf in previous.items()}
+    def from_sum(self, state: Controlled, totals: Totals, server: ServerContext) -> Controlled:
+        """x ← x + η_g Δx and c ← c + |S|/N Δc."""
+        mean: ControlledUpload = totals["upload"].value()
+        control = added(state.control, mean.change, self.share(totals, server))
         stepped = {name: torch.lerp(state.params[name], mean.params[name], self.server_lr) for name in control}
         return Controlled({**mean.params, **stepped}, control)
 
-    def init_memory(self, client: ClientContext, message: Weights) -> ControlVariate:
+    def init_memory(self, client: ClientContext, message: Controlled) -> ControlVariate:
         return ControlVariate(zeros(message.params, client.networks.trainable))
 
     async def train(
-        self, client: ClientContext, message: Weights, memory: ControlVariate
-    ) -> Reply[WeightUpload, ControlVariate]:
-        reply = await super().train(client, message, memory)
-        known = cast(Controlled, message).control
-        slope = mean_gradient(client, message.params, reply.upload.params, "SCAFFOLD")
-        change = {name: slope[name] - leaf for name, leaf in known.items()}
-        upload = ControlledUpload(reply.upload.params, reply.upload.num_examples, change)
-        return Reply(upload, ControlVariate({name: leaf + change[name] for name, leaf in memory.control.items()}))
+        self, client: ClientContext, message: Controlled, memory: ControlVariate
+    ) -> Reply[ControlledUpload, ControlVariate]:
+        """cᵢ⁺ ← cᵢ − c + (x − yᵢ) / (K η_l), option II of the paper."""
+        params = await self.trained(client, message, memory)
+        gradient = mean_gradient(client, message.params, params, "SCAFFOLD")
+        change = {name: gradient[name] - c for name, c in message.control.items()}
+        upload = ControlledUpload(params, client.num_examples, change)
+        return Reply(upload, ControlVariate(added(memory.control, change)))
 
-    def loss(self, model: Model, batch: Batch, message: Weights, memory: ControlVariate) -> Tensor:
+    def loss(self, model: Model, batch: Batch, message: Controlled, memory: ControlVariate) -> Tensor:
         """Cross-entropy and a linear term, whose gradient is the correction c − cᵢ."""
-        known = cast(Controlled, message).control
-        correction = {name: known[name] - leaf for name, leaf in memory.control.items()}
-        return batch.cross_entropy(model.logits(batch.x)) + inner_product(correction, model.params)
-
-
-def mean_gradient(client: ClientContext, start: Params, end: Params, method: str) -> Params:
-    """The mean of the gradients that led a client from `start` to `end`."""
-    scale = plain(client.optimizer, method).for_round(client.round).lr * num_gradients(client, method)
-    return {name: (start[name] - end[name]) / scale for name in client.networks.trainable}
-
-
-def inner_product(a: Params, b: Params) -> Tensor:
-    """Σ ⟨a_i, b_i⟩ over the entries of `a`."""
-    return torch.stack([(leaf * b[name]).sum() for name, leaf in a.items()]).sum()
+        correction = {name: message.control[name] - c_i for name, c_i in memory.control.items()}
+        return cross_entropy(model, batch) + inner_product(correction, model.params)

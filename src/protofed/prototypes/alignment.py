@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.nn.networks import Model
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.contrast import cluster_contrast
 
@@ -67,10 +66,3 @@ def _directions(points: Tensor) -> tuple[Tensor, Tensor]:
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1)
-
-
-def own_statistics(model: Model) -> Model:
-    """The same model with copies of its buffers, so that running it once more does not move statistics twice."""
-    trainable = set(model.networks.trainable)
-    copies = {name: leaf.clone() for name, leaf in model.params.items() if name not in trainable}
-    return model.at({**model.params, **copies})

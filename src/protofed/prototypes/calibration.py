@@ -12,7 +12,7 @@ from protofed.optim.optimizers import Sgd
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.contrast import ABSENT, EPS
 from protofed.prototypes.sampling import Slots
-from protofed.tree import Mean, Params, Tree, record
+from protofed.tree import Params, Tree, record
 
 STRENGTHS = (0.1, 0.3, 0.5)
 """The values that λ of Eq. (10) is drawn from."""
@@ -115,11 +115,6 @@ def weighted_contrast(
     return -(positive * logs).sum(-1) / positive.sum(-1).clamp(min=1)
 
 
-def known_cross_entropy(logits: Tensor, y: Tensor, is_known: Tensor) -> Tensor:
-    """Cross-entropy among the classes that have prototypes, per example, (B,), Eq. (13)."""
-    return F.cross_entropy(torch.where(is_known, logits, ABSENT), y, reduction="none")
-
-
 def class_centres(values: Tensor, pool: Pool, previous: Prototypes) -> Prototypes:
     """The mean over clients of their mean values of each class, Eq. (14) and (16); an absent class stays as it was."""
     num_classes, num_clients = len(previous.count), int(pool.client.max()) + 1
@@ -144,21 +139,6 @@ def knowledge(z: Tensor, exemplars: Prototypes, temperature: float) -> Tensor:
     """The share of each class in the similarities to the exemplars, (B, C); none for a class without one, Eq. (15)."""
     unit, targets = F.normalize(z, dim=-1, eps=EPS), F.normalize(exemplars.mean, dim=-1, eps=EPS)
     return torch.where(exemplars.is_known, product(unit, targets.T) / temperature, ABSENT).softmax(-1)
-
-
-@torch.no_grad()
-def embedded(server: ServerContext, params: Params, z: Tensor) -> Tensor:
-    """What the classifier reads of these features."""
-    return server.networks.model(params).embedding(z)
-
-
-def mixed(encoders: Params, weights: Tensor) -> Params:
-    """A mean of the stacked encoders, Eq. (4)."""
-    mean = Mean()
-    for k, weight in enumerate(weights.tolist()):
-        mean.add({name: leaf[k] for name, leaf in encoders.items()}, weight)
-    mixture: Params = mean.value()
-    return mixture
 
 
 @torch.no_grad()

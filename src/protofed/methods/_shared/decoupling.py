@@ -2,11 +2,11 @@
 
 from math import prod
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.api.task import TaskSpec
+from protofed.methods._shared.models import embedding_dim
 from protofed.nn.networks import Parts
 
 SIDE = 32
@@ -47,9 +47,7 @@ def decoder(dim: int, shape: tuple[int, ...]) -> nn.Module:
 
 def with_decoupling(spec: TaskSpec, parts: Parts) -> Parts:
     """The parts, and those that take their features apart. The task's own come first and so start as without them."""
-    encoder = nn.Sequential(*(parts[name] for name in ("features", "projection") if name in parts)).eval()
-    with torch.no_grad():
-        dim = encoder(spec.input.blank()).shape[-1]
+    dim = embedding_dim(spec, parts)
     return {
         **parts,
         "semantic": nn.Linear(dim, dim),

@@ -1,0 +1,73 @@
+"""Estimates of gradients and of drift from the weights that a client received and those that it trained."""
+
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from protofed import tree
+from protofed.api.contexts import ClientContext
+from protofed.api.method import SettingErrors
+from protofed.errors import BadInput
+from protofed.nn.networks import Model
+from protofed.optim.optimizers import Optimizer, Sgd
+from protofed.tree import Params
+
+
+def needs_sgd(method: str, optimizer: Optimizer) -> SettingErrors:
+    """The error for any other optimiser: only with SGD is an update a sum of gradients in known proportions."""
+    if not isinstance(optimizer, Sgd):
+        kind = type(optimizer).__name__.lower()
+        yield "training.optimizer.name", f"{method} is defined for clients that train with sgd, not {kind}: take sgd"
+
+
+def effective_steps(client: ClientContext, method: str) -> float:
+    """‖a‖₁, the effective number of local steps: how often gradients are added up in a client's update.
+
+    With momentum ρ a gradient that is followed by k − 1 others is added 1 + ρ + … + ρᵏ⁻¹ times.
+    """
+    sgd = _sgd(client.optimizer, method)
+    steps = client.epochs * ceil(len(client.data) / client.batch_size)
+    return sum((1 - sgd.momentum ** (k + sgd.nesterov)) / (1 - sgd.momentum) for k in range(1, steps + 1))
+
+
+def mean_gradient(client: ClientContext, start: Params, end: Params, method: str) -> Params:
+    """The mean of the gradients that led a client from `start` to `end`."""
+    scale = _sgd(client.optimizer, method).for_round(client.round).lr * effective_steps(client, method)
+    return {name: (start[name] - end[name]) / scale for name in client.networks.trainable}
+
+
+def _sgd(optimizer: Optimizer, method: str) -> Sgd:
+    if not isinstance(optimizer, Sgd):
+        raise BadInput(f"{method} is defined for clients that train with sgd: configure it, not {optimizer}")
+    return optimizer
+
+
+def inner_product(a: Params, b: Params) -> Tensor:
+    """Σ ⟨a_i, b_i⟩ over the entries of `a`."""
+    return torch.stack([(leaf * b[name]).sum() for name, leaf in a.items()]).sum()
+
+
+def zeros(params: Params, names: tuple[str, ...]) -> Params:
+    return {name: params[name].new_zeros(params[name].shape) for name in names}
+
+
+def added(params: Params, change: Params, share: float = 1.0) -> Params:
+    """The params, each moved by `share` of its change."""
+    return {name: leaf + share * change[name] for name, leaf in params.items()}
+
+
+def drift_penalty(model: Model, received: Params, drift: Params) -> Tensor:
+    """½ ‖w + drift − received‖² over the parameters."""
+    anchor = {name: received[name] - leaf for name, leaf in drift.items()}
+    return tree.squared_distance(model.trainable, anchor) / 2
+
+
+def updated_drift(drift: Params, end: Params, start: Params, share: float = 1.0) -> Params:
+    """The drift after a further update from `start` to `end`, of which `share` counts."""
+    return {name: leaf + share * (end[name] - start[name]) for name, leaf in drift.items()}
+
+
+def corrected(mean: Params, drift: Params) -> Params:
+    """The mean of the clients' weights, moved on by their mean drift."""
+    return {**mean, **{name: mean[name] + leaf for name, leaf in drift.items()}}

@@ -1,0 +1,46 @@
+"""What methods ask of a network beyond its scores."""
+
+import torch
+from torch import Tensor
+
+from protofed.api.contexts import ServerContext
+from protofed.api.task import TaskSpec
+from protofed.data.batches import Batch
+from protofed.nn.networks import Model, Parts, Patterns
+from protofed.tree import Params
+
+CLASSIFIER: Patterns = ("classifier.*",)
+HEAD: Patterns = ("projection.*", "classifier.*")
+"""All that lies behind the features."""
+
+
+def embedded(model: Model, x: Tensor) -> Tensor:
+    """What the classifier reads: the features, through the projection if the network has one."""
+    return model.embedding(model.features(x))
+
+
+def features(model: Model, batch: Batch) -> Tensor:
+    return model.features(batch.x)
+
+
+def embedding_dim(spec: TaskSpec, parts: Parts) -> int:
+    """P, the size of what the classifier reads, found by running the network once."""
+    with torch.no_grad():
+        z = parts["features"].eval()(spec.input.blank())
+        if "projection" in parts:
+            z = parts["projection"].eval()(z)
+    dim: int = z.shape[-1]
+    return dim
+
+
+@torch.no_grad()
+def server_embedding(server: ServerContext, params: Params, z: Tensor) -> Tensor:
+    """What the classifier reads of these features, computed at the server."""
+    return server.networks.model(params).embedding(z)
+
+
+def own_statistics(model: Model) -> Model:
+    """The same model with copies of its buffers, so that running it once more does not move statistics twice."""
+    trainable = set(model.networks.trainable)
+    copies = {name: leaf.clone() for name, leaf in model.params.items() if name not in trainable}
+    return model.at({**model.params, **copies})
