@@ -99,8 +99,8 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
 
     @abstractmethod
     def upload_spec(self, state: State, server: ServerContext) -> Upload:
-        """An upload with the names, shapes and dtypes that a good one has. Leaves called `count` or `num_examples`
-        must hold whole numbers ≥ 0, leaves called `label` classes; values here do not matter."""
+        """An upload with the names, shapes and dtypes that a good one has; values do not matter. What its numbers are,
+        such as counts, its record says by roles (`protofed.api.roles`)."""
 
     @abstractmethod
     def aggregate(self, state: State, uploads: Uploads[Upload], server: ServerContext) -> State:

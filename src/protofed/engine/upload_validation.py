@@ -6,10 +6,10 @@ from math import inf
 from typing import Any, Generic, TypeVar
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 
 from protofed import tree
+from protofed.api.roles import Count, Label, Prototype, Role, roles
 from protofed.api.task import ClientId
 from protofed.engine.message import Refused, WireMessage, bounds, digest, opened, printable
 from protofed.runtimes.base import Failure, Reason
@@ -17,8 +17,6 @@ from protofed.tree import Tree
 
 T = TypeVar("T")
 
-COUNTS = {"count", "num_examples"}
-LABELS = {"label"}
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 Found = tuple[Reason, str] | None
 
@@ -41,7 +39,7 @@ class UploadValidator(Generic[T]):
         self._like = like
         self._limits = limits
         self._expected = tree.named_leaves(like)
-        self._names = dict(zip(self._expected, _field_names(like), strict=True))
+        self._roles = roles(like)
         self._prototypes = [(path, counted) for path in self._expected if (counted := self._count_of(path))]
         self.model, self.bounds = digest(self._expected), bounds(self._expected)
 
@@ -83,19 +81,19 @@ class UploadValidator(Generic[T]):
         norms = tree.norms(given.values())
         limit = min(self._limits.max_norm, FLOAT32_MAX) / max(1, len(norms))  # an overflow is looked at closely too
         flags = [(~(norms <= limit)).any()] if len(norms) else []  # guard: closer-look-for-what-too-large-for-float32
-        for path, name in self._names.items():
+        for path, role in self._roles.items():
             leaf = given[path]
-            if name in COUNTS:
-                flags += [(leaf < 0).any(), (leaf != leaf.floor()).any(), (leaf > enrolled).any()]
-            elif name in LABELS:
+            if isinstance(role, Count):
+                flags += [(leaf < 0).any(), (leaf != leaf.floor()).any(), (leaf > _most(role, enrolled)).any()]
+            elif isinstance(role, Label):
                 flags.append(((leaf < 0) | (leaf >= self._limits.num_classes)).any())
         flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._prototypes]
         return bool(flags) and bool(torch.stack(flags).any())
 
     def _bad_values(self, client: ClientId, given: Mapping[str, Tensor]) -> Found:
         """The first thing that is wrong with the values, one after another."""
-        for path, name in self._names.items():
-            found = self._bad_leaf(given[path], name, self._limits.enrolled.get(client, inf))
+        for path in self._expected:
+            found = self._bad_leaf(given[path], self._roles.get(path), self._limits.enrolled.get(client, inf))
             if found:
                 return found[0], f"{path}: {found[1]}"
         for path, counted in self._prototypes:
@@ -107,22 +105,25 @@ class UploadValidator(Generic[T]):
             return Reason.NORM_TOO_LARGE, f"has norm {norm:g}, above training.max_norm = {self._limits.max_norm:g}"
         return None
 
-    def _bad_leaf(self, leaf: Tensor, name: str | None, enrolled: float) -> Found:
+    def _bad_leaf(self, leaf: Tensor, role: Role | None, enrolled: float) -> Found:
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():  # guard: finite-check
             return Reason.NON_FINITE, f"holds {int((~torch.isfinite(leaf)).sum())} values that are not finite"
-        if name in COUNTS and (leaf < 0).any():  # guard: counts-not-negative
+        if isinstance(role, Count) and (leaf < 0).any():  # guard: counts-not-negative
             return Reason.NEGATIVE_COUNT, f"holds {leaf.min().item():g}"
-        if name in COUNTS and (leaf != leaf.floor()).any():  # guard: counts-whole
+        if isinstance(role, Count) and (leaf != leaf.floor()).any():  # guard: counts-whole
             return Reason.NON_INTEGER_COUNT, "holds a count that is not a whole number"
-        if name in COUNTS and (leaf > enrolled).any():  # guard: counts-at-most-enrolled
+        if isinstance(role, Count) and (leaf > _most(role, enrolled)).any():  # guard: counts-at-most-enrolled
             return Reason.COUNT_TOO_LARGE, f"holds {leaf.max().item():g}, and the client has {enrolled} examples"
-        if name in LABELS and ((leaf < 0) | (leaf >= self._limits.num_classes)).any():  # guard: labels-classes
+        if isinstance(role, Label) and ((leaf < 0) | (leaf >= self._limits.num_classes)).any():  # guard: labels-classes
             return Reason.UNKNOWN_CLASS, f"holds a class outside 0..{self._limits.num_classes - 1}"
         return None
 
     def _count_of(self, path: str) -> str | None:
         """Where the counts of the prototypes at a path are, if it is one of prototypes."""
-        counted = f"{path.removesuffix('mean')}count" if self._names[path] == "mean" else ""
+        role = self._roles.get(path)
+        if not isinstance(role, Prototype):
+            return None
+        counted = f"{path.rpartition('/')[0]}/{role.counted_by}".removeprefix("/")
         return counted if counted in self._expected else None
 
 
@@ -143,8 +144,6 @@ def _uncounted(mean: Tensor, count: Tensor) -> Tensor:
     return (mean != 0).any(-1) & (count == 0)
 
 
-def _field_names(like: Tree) -> list[str | None]:
-    """The record's field that each leaf is; None for entries of a dict, whose names belong to the networks."""
-    paths, _ = pytree.tree_flatten_with_path(like)
-    last = [path[-1] if path else None for path, _ in paths]
-    return [key.name if isinstance(key, pytree.GetAttrKey) else None for key in last]
+def _most(role: Count, enrolled: float) -> float:
+    """The largest count that a client can have."""
+    return enrolled if role.of_examples else inf

@@ -34,6 +34,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Positive, Uploads
 from protofed.api.requests import Objective
+from protofed.api.roles import Count, Prototype
 from protofed.data.batches import Batch, Data
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.models import CLASSIFIER, embedded, server_embedding
@@ -50,8 +51,8 @@ LONE_VARIANCE = 1e-3
 
 @record
 class ClassGaussians:
-    count: Tensor  # (C,), examples of each class; 0 marks an absent class
-    mean: Tensor  # (C, P)
+    count: Annotated[Tensor, Count()]  # (C,), examples of each class; 0 marks an absent class
+    mean: Annotated[Tensor, Prototype()]  # (C, P)
     covariance: Tensor  # (C, P, P), divided by count − 1; zero where the count is at most 1
 
 

@@ -4,16 +4,18 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed import tree
 from protofed.api import method as api
+from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Uploads
 from protofed.api.requests import Objective
+from protofed.api.roles import Count
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
@@ -41,8 +43,8 @@ class Weights:
 
 @record
 class WeightUpload:
-    params: Params
-    num_examples: Tensor  # ()
+    params: Annotated[Params, roles.Weights()]
+    num_examples: Annotated[Tensor, Count()]  # ()
 
 
 Memory = TypeVar("Memory")
@@ -263,9 +265,9 @@ class WeightsAndPrototypes(Generic[Known]):
 
 @record
 class PrototypeUpload:
-    params: Params
+    params: Annotated[Params, roles.Weights()]
     prototypes: Prototypes
-    num_examples: Tensor  # ()
+    num_examples: Annotated[Tensor, Count()]  # ()
 
 
 class PrototypeSharing(

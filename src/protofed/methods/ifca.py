@@ -27,6 +27,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Uploads
 from protofed.api.requests import Objective
+from protofed.api.roles import Count
 from protofed.api.task import ClientId
 from protofed.methods._shared.losses import cross_entropy, summed_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked
@@ -43,7 +44,9 @@ class Choice:
 @record
 class ClusterUpload:
     params: Params
-    count: Tensor  # (K,), the client's number of examples at the model that it chose, 0 at the others
+    count: Annotated[
+        Tensor, Count()
+    ]  # (K,), the client's examples at the model that it chose, else 0
 
 
 @dataclass(frozen=True)

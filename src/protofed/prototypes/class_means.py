@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
 from protofed.api.contexts import ClientContext
 from protofed.api.requests import Objective
+from protofed.api.roles import Count, Prototype
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model, Networks, Parts, matching
@@ -22,8 +23,8 @@ moving model). `recomputed`: the mean of the trained model's features, in evalua
 
 @record
 class Prototypes:
-    mean: Tensor  # (C, D), zero where the class is absent
-    count: Tensor  # (C,), what is behind each mean, examples or clients; 0 marks an absent class
+    mean: Annotated[Tensor, Prototype()]  # (C, D), zero where the class is absent
+    count: Annotated[Tensor, Count()]  # (C,), what is behind each mean, examples or clients; 0 marks an absent class
 
     @property
     def is_known(self) -> Tensor:

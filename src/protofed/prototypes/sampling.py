@@ -1,8 +1,11 @@
 """Several prototypes per class: K-means inside the class, and means of random samples of each cluster."""
 
+from typing import Annotated
+
 import torch
 from torch import Tensor
 
+from protofed.api.roles import Count, Prototype
 from protofed.prototypes.kmeans import kmeans
 from protofed.tree import record
 
@@ -11,8 +14,10 @@ from protofed.tree import record
 class Slots:
     """Room for a fixed number of prototypes of each class, of which some may be empty."""
 
-    mean: Tensor  # (C · S, D): the S slots of class 0, then those of class 1, ...; zero where the slot is empty
-    count: Tensor  # (C · S,), 1 where there is a prototype, else 0
+    mean: Annotated[
+        Tensor, Prototype()
+    ]  # (C · S, D), slots by class; zero where empty
+    count: Annotated[Tensor, Count()]  # (C · S,), 1 where there is a prototype, else 0
 
 
 def empty_slots(num_classes: int, per_class: int, dim: int) -> Slots:
