@@ -203,19 +203,44 @@ def test_parameters_and_buffers_are_told_apart(networks: Networks) -> None:
     assert set(params) == {*networks.trainable, *STATISTICS}  # and so no num_batches_tracked
 
 
-def test_tied_weights_stay_tied_or_are_refused() -> None:
-    """Else the second name would be a buffer, which no fit ever changes."""
+class NextToken(nn.Module):
+    """The mean of the tokens' vectors, through a layer."""
 
-    def tied() -> Parts:
-        embedding, output = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
-        output.weight = embedding.weight
-        return {"features": nn.Sequential(embedding, output)}
+    def __init__(self, num_tokens: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_tokens, dim)
+        self.layer = nn.Linear(dim, dim)
 
-    try:
-        networks = Networks(tied)
-    except ValueError:
-        return
-    assert networks.initial_buffers == {}
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(self.embedding(x).mean(1)))
+
+
+def tied() -> Parts:
+    features, classifier = NextToken(7, 4), nn.Linear(4, 7)
+    classifier.weight = features.embedding.weight
+    return {"features": features, "classifier": classifier}
+
+
+def test_tied_weights_are_one_entry() -> None:
+    networks, x = Networks(tied), torch.arange(6).view(2, 3)
+    params = networks.init(1)
+    assert list(params) == list(networks.trainable)
+    assert list(params) == [f"features.{n}" for n in ("embedding.weight", "layer.weight", "layer.bias")] + [
+        "classifier.bias"
+    ]
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        parts = tied()
+    theirs = list(dict.fromkeys(leaf for part in parts.values() for leaf in part.parameters()))
+    ours = {name: leaf.requires_grad_() for name, leaf in params.items()}
+    values = [networks.model(ours).logits(x), parts["classifier"](parts["features"](x))]
+    assert torch.equal(*values)
+    slopes = [
+        torch.autograd.grad(v.square().sum(), of) for v, of in zip(values, (list(ours.values()), theirs), strict=True)
+    ]
+    torch.testing.assert_close(*slopes)
+    untied = Networks(lambda: {"features": NextToken(7, 4), "classifier": nn.Linear(4, 7)})
+    assert untied.signature != networks.signature
 
 
 def test_batchnorm_that_counts_batches_is_refused() -> None:
@@ -338,15 +363,15 @@ def test_a_buffer_that_changes_is_changed_in_the_weights(way: str) -> None:
         networks.model(params, training=True).features(torch.ones(1))
     assert params["features.calls"].item() == 3
     assert networks.init(0)["features.calls"].item() == 0
-    networks.check_constants()
+    networks.check_unchanged()
 
 
 def test_state_that_is_neither_saved_nor_sent_is_refused() -> None:
     networks = Networks(lambda: {"features": Counting("unsaved")})
-    networks.check_constants()
+    networks.check_unchanged()
     networks.model(networks.init(0), training=True).features(torch.ones(1))
-    with pytest.raises(ValueError, match=r"changed \.calls, which is not saved: register it with persistent=True"):
-        networks.check_constants()
+    with pytest.raises(ValueError, match=r"changed features\.calls, .*: register it with persistent=True"):
+        networks.check_unchanged()
 
 
 def test_weights_are_laid_out_as_a_checkpoint_lays_them_out() -> None:

@@ -151,8 +151,11 @@ def _check(data: Data, where: str, num_classes: int) -> None:
         raise BadInput(f"{where} has no examples: leave it out, or give it some")
     if len(data.x) != len(data.y):
         raise BadInput(f"{where} has {len(data.x)} inputs and {len(data.y)} labels")
-    if data.x.dtype not in (torch.uint8, torch.float32):
-        raise BadInput(f"{where} has inputs of type {data.x.dtype}: make them torch.float32, or torch.uint8 for images")
+    if data.x.dtype not in (torch.uint8, torch.float32, torch.int32, torch.int64):
+        raise BadInput(
+            f"{where} has inputs of type {data.x.dtype}: make them torch.float32, torch.uint8 for images, "
+            "or torch.int64 for tokens"
+        )
     if data.y.dtype != torch.int64:
         raise BadInput(f"{where} has labels of type {data.y.dtype}: make them torch.int64")
     if data.index.min() < 0 or data.index.max() >= len(data.y):

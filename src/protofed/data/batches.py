@@ -43,7 +43,7 @@ class Batch:
 class Data:
     """Rows `index` of a store of examples, which many clients may share."""
 
-    x: Tensor  # (N, ...), uint8 images or float32
+    x: Tensor  # (N, ...), uint8 images, float32, or tokens (int32 or int64)
     y: Tensor  # (N,), int64
     index: Tensor  # (n,), int64
 

@@ -47,8 +47,10 @@ class Transform:
 
     def check(self, x: Tensor, where: str) -> None:
         """Refuses examples that this transform cannot work on."""
-        is_image = x.dim() == 4
-        if (self.mean or self.pad or self.flip or self.rotation) and not is_image:
+        is_image, is_identity = x.dim() == 4, not (self.mean or self.pad or self.flip or self.rotation)
+        if x.dtype in (torch.int32, torch.int64) and not is_identity:
+            raise BadInput(f"{where}: the transform is for images, not for tokens of type {x.dtype}; leave it out")
+        if not is_identity and not is_image:
             raise BadInput(f"{where}: the transform is for images (N, C, H, W), not for examples {tuple(x.shape)}")
         if self.mean and x.shape[1] != len(self.mean):
             raise BadInput(f"{where}: the transform has {len(self.mean)} means for images of {x.shape[1]} channels")
@@ -78,7 +80,7 @@ class Transform:
         return x
 
     def scale(self, x: Tensor) -> Tensor:
-        """uint8 to [0, 1]; float as it is."""
+        """uint8 to [0, 1]; float and tokens as they are."""
         return x.float() / 255 if x.dtype == torch.uint8 else x
 
     def normalise(self, x: Tensor) -> Tensor:

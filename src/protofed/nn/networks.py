@@ -5,7 +5,6 @@ A client's networks are named *parts* (`features`, `classifier`, ...). All their
 """
 
 import copy
-import hashlib
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,6 +15,17 @@ import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
 from protofed.errors import BadInput
+from protofed.nn.entries import (
+    check_unchanged,
+    drop_batch_counters,
+    entries_of,
+    hash_of,
+    normalising,
+    share_constants,
+    signature,
+    slots,
+    watched,
+)
 from protofed.nn.fusion import channels_last, fuse, is_torch_module, pools
 from protofed.nn.precision import Precision
 from protofed.tree import Params, select
@@ -23,10 +33,6 @@ from protofed.tree import Params, select
 Parts = dict[str, nn.Module]
 Patterns = tuple[str, ...]
 """Shell patterns of names in `Params`, such as `("features.*",)`."""
-
-Slot = tuple[dict[str, Any], str, str, bool]
-"""Where a tensor is put before a call: the dict of its module, its name there, its name in `Params`, whether it is a
-buffer."""
 
 
 def matching(params: Params, patterns: Patterns) -> Params:
@@ -40,37 +46,57 @@ def without(params: Params, patterns: Patterns) -> Params:
 
 
 class Networks:
-    """The architecture of one client: parts without weights."""
+    """The architecture of one client: parts without weights.
+
+    Its tensors are of three kinds. *Trainable*: parameters with requires_grad. *State*: persistent buffers, such as the
+    statistics of BatchNorm. Both are entries of `Params`; tied weights are one entry, by their first name. *Constants*:
+    parameters with requires_grad=False. They are no part of `Params`, so they are never copied, sent, averaged or
+    saved. Equal constants are in memory once for all networks of a process.
+
+    Constants do not depend on the seed of `init`: they have the values that `build` gives them when the networks are
+    made, with torch's generator at seed 0. A `build` that loads fixed weights gives those.
+    """
 
     def __init__(self, build: Callable[[], Parts]) -> None:
         self._build = build
         self._feature_dim: int | None = None
+        self._initial: tuple[int, Params] | None = None
         parts = self._seeded_parts(seed=0)
         _refuse_unusable(parts)
-        self.signature = _signature(parts)
+        self.constants_hash = hash_of(share_constants(parts))
+        """SHA-256 of the constants: names, types, shapes and values."""
+        entries = entries_of(parts)
+        self.signature = signature(parts, entries, self.constants_hash)
         """Equal only for networks that differ in nothing but weights."""
         torchs = {part for part, module in parts.items() if is_torch_module(module)}
         for part, module in parts.items():
             if part in torchs:
                 fuse(module)
             module.to(torch.get_default_device())
-        self._modes = {False: copy.deepcopy(parts), True: parts}
+        constants = select(entries.leaves, entries.constants)
+        self.constants = {name: leaf.detach() for name, leaf in constants.items()}
+        """The frozen parameters, for methods that want them."""
+        self._modes = {False: copy.deepcopy(parts, {id(leaf): leaf for leaf in constants.values()}), True: parts}
         for training, modules in self._modes.items():
             for module in modules.values():
                 module.train(training)
         self._slots = {
-            mode: {part: _slots(part, module) for part, module in modules.items()}
+            mode: {part: slots(part, module, entries) for part, module in modules.items()}
             for mode, modules in self._modes.items()
         }
-        self._constants = [_constants(module) for modules in self._modes.values() for module in modules.values()]
+        self._watched = [
+            leaf
+            for modules in self._modes.values()
+            for part, module in modules.items()
+            for leaf in watched(part, module, entries)
+        ]
         self._pooling = {part for part in torchs if pools(parts[part])}
-        state = _state(parts)
-        self.shapes = {name: leaf.shape for name, leaf in state.items()}
+        self.shapes = {name: leaf.shape for name, leaf in entries.params.items()}
         """Of all entries of `Params`."""
-        self.trainable = tuple(name for name, leaf in state.items() if leaf.requires_grad)
-        """Names of the parameters that may train; every other entry of `Params` is called a buffer."""
-        self.initial_buffers = {n: t.detach().clone() for n, t in state.items() if n not in self.trainable}
-        self.normalisation = tuple(name for part, module in parts.items() for name in _normalising(part, module))
+        self.trainable = entries.trainable
+        """Names of the parameters that may train; every other entry of `Params` is a buffer, its state."""
+        self.initial_buffers = {n: t.detach().clone() for n, t in entries.params.items() if n not in self.trainable}
+        self.normalisation = tuple(name for p, module in parts.items() for name in normalising(p, module, entries))
         """Names of the entries of `Params` that belong to layers of normalisation, weights and statistics."""
 
     @property
@@ -79,10 +105,15 @@ class Networks:
 
     def init(self, seed: int) -> Params:
         """Fresh weights. A part's weights depend on the seed and on the parts built before it."""
-        state = _state(self._seeded_parts(seed))
+        if self._initial is not None and self._initial[0] == seed:
+            leaves = self._initial[1]
+        else:
+            leaves = select(entries_of(self._seeded_parts(seed)).leaves, tuple(self.shapes))
+            if self.constants:  # to build frozen parts may take long, and clients ask for the same weights again
+                self._initial = seed, {name: leaf.detach().clone() for name, leaf in leaves.items()}
         device = torch.get_default_device()
         return {
-            name: leaf.detach().to(device).clone(memory_format=torch.contiguous_format) for name, leaf in state.items()
+            name: leaf.detach().to(device).clone(memory_format=torch.contiguous_format) for name, leaf in leaves.items()
         }
 
     def check(self, params: Params) -> None:
@@ -111,25 +142,20 @@ class Networks:
                 params[key].copy_(store[name].detach())
         return output
 
-    def own_buffers(self, params: Params) -> Params:
+    def buffer_copies(self, params: Params) -> Params:
         """Copies of the buffers, for a call that may change them."""
         return {name: leaf.clone() for name, leaf in params.items() if name not in self.trainable}
 
-    def check_constants(self) -> None:
+    def check_unchanged(self) -> None:
         """Refuses networks that keep state where it is neither saved nor sent."""
-        for constants in self._constants:
-            for name, store, last, leaf, version in constants:
-                if store[last] is not leaf or leaf._version != version:
-                    raise ValueError(
-                        f"the network changed {name}, which is not saved: register it with persistent=True"
-                    )
+        check_unchanged(self._watched)
 
     def _seeded_parts(self, seed: int) -> Parts:
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # the same weights wherever they are used
             torch.default_generator.manual_seed(seed)
             parts = self._build()
         for module in parts.values():
-            _drop_batch_counters(module)
+            drop_batch_counters(module)
         return parts
 
     def feature_dim(self, example: Tensor) -> int:
@@ -204,80 +230,7 @@ class Model:
 RESERVED = {name for name in dir(Model) if not name.startswith("__")} | {"networks", "params", "training", "precision"}
 
 
-def _drop_batch_counters(module: nn.Module) -> None:
-    """Removes BatchNorm's `num_batches_tracked`: with a fixed momentum it is never read, and it has no mean."""
-    for layer in module.modules():
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats:
-            if layer.momentum is None:
-                raise ValueError("BatchNorm with momentum=None counts batches, which cannot be averaged")
-            layer.num_batches_tracked = None
-
-
 def _refuse_unusable(parts: Parts) -> None:
     for part in parts:
         if not part.isidentifier() or part in RESERVED or part.startswith("_"):
             raise BadInput(f"a part of a network cannot be called {part!r}")
-    names: dict[int, str] = {}
-    for name, leaf in _state(parts).items():
-        other = names.setdefault(id(leaf), name)
-        if other != name:
-            raise BadInput(f"{name} and {other} are one tensor: tied weights cannot be averaged apart; untie them")
-
-
-def _state(parts: Parts) -> Params:
-    """Parameters and persistent buffers of all parts."""
-    return {f"{p}.{n}": leaf for p, m in parts.items() for n, leaf in m.state_dict(keep_vars=True).items()}
-
-
-def _slots(part: str, module: nn.Module) -> list[Slot]:
-    slots: list[Slot] = []
-    for name in module.state_dict(keep_vars=True):
-        path, _, last = name.rpartition(".")
-        owner = module.get_submodule(path)
-        is_buffer = last in owner._buffers
-        slots.append((owner._buffers if is_buffer else owner._parameters, last, f"{part}.{name}", is_buffer))
-    return slots
-
-
-def _normalising(part: str, module: nn.Module) -> list[str]:
-    kinds = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
-    layers = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, kinds)]
-    return [".".join(filter(None, (part, name, own))) for name, layer in layers for own in layer.state_dict()]
-
-
-def _constants(module: nn.Module) -> list[tuple[str, dict[str, Any], str, Tensor, int]]:
-    """Buffers that are not part of the state, with the version that they must keep."""
-    return [
-        (f"{path}.{name}", layer._buffers, name, leaf, leaf._version)
-        for path, layer in module.named_modules()
-        for name, leaf in layer._buffers.items()
-        if leaf is not None and name in layer._non_persistent_buffers_set
-    ]
-
-
-def _signature(parts: Parts) -> str:
-    """A digest of everything but the values of parameters: kinds of layers, their settings, shapes, buffers."""
-    digest = hashlib.sha256()
-    for part, module in parts.items():
-        for name, layer in module.named_modules():
-            own = {k: v for k, v in vars(layer).items() if k not in {"_parameters", "_modules"}}
-            shapes = {k: (v.shape, v.requires_grad) for k, v in layer._parameters.items() if v is not None}
-            digest.update(repr((part, name, id(type(layer)), _fact(own), shapes)).encode())
-    return digest.hexdigest()
-
-
-def _fact(value: Any) -> Any:
-    """Something whose repr is equal only for equal values; what cannot be compared is equal only to itself."""
-    match value:
-        case None | bool() | int() | float() | str() | torch.dtype() | torch.Size():
-            return value
-        case Tensor():
-            data = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-            return value.dtype, value.shape, hashlib.sha256(data).hexdigest()
-        case dict():
-            return [(_fact(k), _fact(v)) for k, v in value.items()]
-        case list() | tuple():
-            return [_fact(item) for item in value]
-        case set() | frozenset():
-            return sorted(repr(_fact(item)) for item in value)
-    return type(value).__name__, id(value)

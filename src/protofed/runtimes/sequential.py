@@ -109,7 +109,7 @@ def fit(request: Fit, precision: Precision = "float32") -> Any:
     losses: list[Tensor] = []
     folded = _Folded(request.fold)
     is_last_epoch = plan.is_last_epoch.tolist() if request.fold else []
-    buffers = networks.own_buffers(params)
+    buffers = networks.buffer_copies(params)
     params |= buffers  # the networks update them in place
     states = [request.optimizer.init(weights) for weights in trained]
     with _seeded(request):
@@ -121,7 +121,7 @@ def fit(request: Fit, precision: Precision = "float32") -> Any:
                 slope = _gradient(request, objective, batch, params, buffers, precision, losses, fold)
                 weights, states[i] = request.optimizer.step(slope, weights, states[i])
                 params |= weights
-    networks.check_constants()
+    networks.check_unchanged()
     if not all(are_finite([((params, folded.sums), losses)])):
         raise explained(request, partial(fit, precision=precision))
     return params if request.fold is None else (params, folded.sums)
@@ -199,14 +199,14 @@ def mapped(request: Map[T], precision: Precision = "float32") -> T:
 def _evaluated(
     request: Request[Any], function: Callable[..., Tree], precision: Precision
 ) -> Iterator[tuple[Tree, Batch]]:
-    params = {**request.params, **request.networks.own_buffers(request.params)}
+    params = {**request.params, **request.networks.buffer_copies(request.params)}
     model = request.networks.model(params, precision=precision)
     plan = evaluation_plan(request.data)
     with _seeded(request):
         for step in range(len(plan.index)):
             batch = batch_at(request.data, plan, step, request.transform)
             yield function(model, batch, *request.context), batch
-    request.networks.check_constants()
+    request.networks.check_unchanged()
 
 
 @contextmanager

@@ -187,7 +187,7 @@ class Cohort:
             wave = group[len(done) : len(done) + self._most_at_once]
             try:
                 found = self._wave([loop for _, loop in wave])
-                requests[wave[0][0]].networks.check_constants()
+                requests[wave[0][0]].networks.check_unchanged()
                 done += self._checked([requests[i] for i, _ in wave], found)
             except torch.OutOfMemoryError as error:
                 freed = _freed(error)

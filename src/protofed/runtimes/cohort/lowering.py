@@ -341,7 +341,7 @@ class Lowering:
         key = (body, spec((request.params, request.context)), request.data.x.shape[1:])
 
         def value() -> Tree:
-            params = {**request.params, **request.networks.own_buffers(request.params)}
+            params = {**request.params, **request.networks.buffer_copies(request.params)}
             return body.value((params, request.context), _first(request))
 
         with torch.no_grad():
