@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +25,8 @@ from protofed.evaluation.evaluate import Scores, evaluate
 from protofed.evaluation.metrics import harmonic_mean
 from protofed.evaluation.personal import Judge, Judged, means
 from protofed.nn.networks import Model
-from protofed.runs.config.config_diff import refuse_changes
+from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
+from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.store import checkpoint
 from protofed.runs.store.checkpoint import Checkpoint
 from protofed.runs.store.client_state import Memories, Saved
@@ -171,6 +173,8 @@ class Experiment:
     """The resolved configuration, as written into the folder."""
     identity: str = "unnamed"
     """The hash of the resolved configuration."""
+    runtime: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """The runtime that was chosen and its numerics, as written into environment.json."""
     on_save_error: Literal["stop", "warn"] = "stop"
     """Whether a run whose state cannot be saved ends, or goes on and tries again after the next round."""
 
@@ -243,7 +247,7 @@ class _Run:
             self.folder.write_rounds(saved.rounds)  # guard: rounds-those-checkpoint
             return saved.state
         if self.folder:
-            self.folder.begin(self.experiment.config)  # guard: config-toml-before-first-state
+            self.folder.begin(self.experiment.config, self.experiment.runtime)  # guard: config-toml-before-first-state
         state = self.federation.start()
         if state.traffic:
             self._add(_line(state, len(self.federation.ids)))
@@ -259,7 +263,13 @@ class _Run:
                 "continue it with --resume (resume=True in Python), or choose another folder with --out"
             )
         then, now = folder.read_config(), self.experiment.config
-        has_changed = bool(then) and refuse_changes(then, now, self.allowed, str(folder.path))
+        has_changed = False
+        if then:
+            environment = folder.read_environment()
+            refuse_run_of_old_version(tomllib.loads(then), environment, str(folder.path))
+            has_changed = refuse_changes(then, now, self.allowed, str(folder.path))
+            was, runtime = environment.get("runtime", {}), self.experiment.runtime
+            has_changed |= refuse_other_runtime(was, runtime, self.allowed, str(folder.path))
         identity = self.experiment.identity
         saved = checkpoint.load(folder.checkpoints, self.federation, identity, self.allowed, has_changed)
         if saved is None and folder.read_rounds():  # guard: rounds-without-checkpoint
@@ -276,6 +286,7 @@ class _Run:
             folder.reopen()
             checkpoint.save(folder.checkpoints, saved, self.federation, identity)  # guard: allowed-change-saved
             folder.change_config(now)
+            folder.write_environment(self.experiment.runtime)
         elif saved is not None and then != now:
             folder.write_config(now)
         return saved
