@@ -154,15 +154,62 @@ def test_nested_optimisers() -> None:
     assert config.parse(tomllib.loads(parsed.toml()), "again") == parsed
 
 
-def test_the_identity_changes_with_every_setting_and_only_then() -> None:
+def test_the_identity_changes_with_every_setting_that_changes_numbers_and_only_then() -> None:
     plain = {"task": {"name": "minidigits"}, "method": {"name": "fpl"}}
     reference = config.parse(plain, "test").identity
+    harmless = ["evaluation.every=2", "evaluation.clients=1", "saving.on_error=warn", "runtime.workers=3"]
+    assert {config.parse(plain, "test", [change]).identity for change in harmless} == {reference}
     assert (
         config.parse({"method": {"name": "fpl", "temperature": 0.02}, "task": plain["task"]}, "x").identity == reference
     )
-    changes = ["method.temperature=0.03", "training.seed=1", "runtime.threads=2", "evaluation.every=2"]
+    changes = ["method.temperature=0.03", "training.seed=1", "runtime.threads=2", "task.num_clients=5"]
+    plain = {"task": {"name": "minidigits_skewed"}, "method": {"name": "fpl"}}
+    reference = config.parse(plain, "test").identity
     identities = {config.parse(plain, "test", [change]).identity for change in changes}
     assert len(identities | {reference}) == 5
+
+
+def identity(**runtime: object) -> str:
+    table = {"task": {"name": "minidigits"}, "method": {"name": "fpl"}, "runtime": runtime}
+    return config.parse(table, "test").identity
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+
+
+def test_runtimes_that_give_equal_bits_share_a_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    names = (
+        {"name": "auto"},
+        {"name": "sequential"},
+        {"name": "workers", "workers": 3},
+        {"name": "auto", "device": "cpu"},
+    )
+    assert len({identity(**one) for one in names}) == 1
+    assert identity(name="sequential", deterministic=False) == identity(), "it is for GPUs"
+    assert identity(name="cohort", device="cpu") == identity(name="cohort", executor="streams")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_on_a_gpu_auto_is_the_cohort_and_not_the_cpu() -> None:
+    assert identity() == identity(name="cohort") == identity(device="cuda:1")
+    assert identity(device="cpu") == identity(name="sequential") == identity(name="workers")
+    ways = (
+        *({}, {"device": "cpu"}, {"precision": "bf16"}, {"precision": "tf32"}, {"deterministic": False}),
+        *({"executor": "streams"}, {"executor": "stacked"}, {"name": "sequential", "device": "cuda"}),
+        *({"name": "cohort", "device": "cpu"}, {"threads": 2}),
+    )
+    assert len({identity(**way) for way in ways}) == len(ways)
+
+
+def test_auto_does_not_share_a_hash_between_cpu_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = set()
+    for has_gpu in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda has_gpu=has_gpu: has_gpu)
+        found.add(identity())
+    assert len(found) == 2
 
 
 def test_one_setting_of_the_optimiser_changes_that_one_alone() -> None:

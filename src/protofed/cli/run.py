@@ -1,5 +1,6 @@
 """`protofed run` and `protofed show`: one experiment and its results."""
 
+import tomllib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +15,10 @@ from protofed.errors import BadInput
 from protofed.metrics.registry import METRICS
 from protofed.reports import progress
 from protofed.runs.config import config as configuration
-from protofed.runs.config.config_diff import refuse_changes
+from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.results import Round, Summed, parsed, summed
+from protofed.runs.resuming import refuse_other_run, refuse_run_of_other_runtime
 from protofed.runs.runner import execute
-from protofed.runs.store.checkpoint import refuse_other_data
 from protofed.runs.store.folder import RunFolder
 from protofed.runs.sweep import folder_of
 
@@ -55,10 +56,10 @@ def run(
     overrides = [*(set_ or []), *([f"training.seed={seed}"] if seed is not None else [])]
     config = configuration.load(experiment, overrides)
     folder = RunFolder(run_folder) if run_folder else folder_of(config, out_dir)
+    if resume and not run_folder and not folder.path.exists():
+        refuse_run_of_other_runtime(config, out_dir)
     if folder.is_done and not allow_change:
-        refuse_changes(folder.read_config(), config.toml(), (), str(folder.path))
-        refuse_other_data(folder.checkpoints, config.identity)
-        folder.warn_of_other_versions()
+        refuse_other_run(folder, config)
     else:
         advice = f"resume with the same command and --resume ({folder.path})"
         with stop_on_signal(advice, grace_period) as stop, progress.observer(err if as_json else out) as observer:
@@ -83,6 +84,7 @@ def show(
     folder = RunFolder(run_folder)
     if not (folder.path / "config.toml").exists():
         raise BadInput(f"{run_folder} is not a run folder: it has no config.toml")
+    refuse_run_of_old_version(tomllib.loads(folder.read_config()), folder.read_environment(), str(run_folder))
     _show(folder, as_json)
 
 

@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -14,7 +15,8 @@ from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
-from protofed.runs.config.config_diff import refuse_changes
+from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
+from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.results import Result, Round, parsed, split_lines
 from protofed.runs.saver import Clock, Saver
 from protofed.runs.store import checkpoint
@@ -60,6 +62,8 @@ class Experiment:
     """The resolved configuration, as written into the folder."""
     identity: str = "unnamed"
     """The hash of the resolved configuration."""
+    runtime: Mapping[str, str | int | bool] = field(default_factory=dict)
+    """The runtime that was chosen and its numerics, as written into environment.json."""
     on_save_error: Literal["stop", "warn"] = "stop"
     """Whether a run whose state cannot be saved ends, or goes on and tries again after the next round."""
 
@@ -130,7 +134,7 @@ class _Run:
             self.folder.write_rounds(saved.rounds)  # guard: rounds-those-checkpoint
             return saved.state
         if self.folder:
-            self.folder.begin(self.experiment.config)  # guard: config-toml-before-first-state
+            self.folder.begin(self.experiment.config, self.experiment.runtime)  # guard: config-toml-before-first-state
         state = self.federation.start()
         if state.traffic:
             self._add(Round.of(state, len(self.federation.ids)))
@@ -147,7 +151,13 @@ class _Run:
                 "continue it with --resume (resume=True in Python), or choose another folder with --out"
             )
         then, now = folder.read_config(), self.experiment.config
-        has_changed = bool(then) and refuse_changes(then, now, self.allowed, str(folder.path))
+        has_changed = False
+        if then:
+            environment = folder.read_environment()
+            refuse_run_of_old_version(tomllib.loads(then), environment, str(folder.path))
+            has_changed = refuse_changes(then, now, self.allowed, str(folder.path))
+            was, runtime = environment.get("runtime", {}), self.experiment.runtime
+            has_changed |= refuse_other_runtime(was, runtime, self.allowed, str(folder.path))
         identity = self.experiment.identity
         saved = checkpoint.load(folder.checkpoints, self.federation, identity, self.allowed, has_changed)
         if saved is None and folder.read_rounds():  # guard: rounds-without-checkpoint
@@ -164,6 +174,7 @@ class _Run:
             folder.reopen()
             checkpoint.save(folder.checkpoints, saved, self.federation, identity)  # guard: allowed-change-saved
             folder.change_config(now)
+            folder.write_environment(self.experiment.runtime)
         elif saved is not None and then != now:
             folder.write_config(now)
         return saved

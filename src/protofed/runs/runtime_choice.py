@@ -1,4 +1,4 @@
-"""The settings of a runtime, and how one is chosen."""
+"""The settings of a runtime, how `auto` chooses one, and what of it decides the bits of a result."""
 
 import logging
 import os
@@ -24,34 +24,55 @@ from protofed.runtimes.workers import Workers
 
 log = logging.getLogger(__name__)
 
-WORTH_A_PROCESS = 0.003
-"""Seconds of a client's steps in a round from which on several processes pay; less takes less time than handing it out.
-"""
-LONG = 1.0
-"""Seconds of a step that need not be tried again; what a first one sets up takes less."""
+MIN_WORKER_SECONDS = 0.003
+"""Seconds that a client trains in a round. With less, handing the work to another process costs more than it saves."""
+SLOW_STEP = 1.0
+"""Seconds. A step this slow is timed once: the setup of a first step is small beside it."""
+
+Numerics = dict[str, str | int | bool]
+"""What of a runtime decides the bits of a result. Runtimes with equal numerics give equal bits."""
 
 
 @dataclass(frozen=True)
 class RuntimeSettings:
     name: Literal["auto", "sequential", "workers", "cohort"] = "auto"
-    """How clients are trained: one after another, in several processes, or all together on a GPU. `auto` takes the
-    cohort if there is a GPU, and on the CPU workers or sequential, whichever is faster for the task."""
+    """How clients are trained: one after another, in several processes, or all together on a GPU. `auto` uses the
+    cohort if there is a GPU. On the CPU it uses workers or sequential, whichever is faster for the task."""
     threads: Annotated[int, Ge(1)] = 1
-    """Threads of torch: pinned, since their number changes the last bits of a result."""
+    """Threads of torch. The number is fixed because it changes the last bits of a result."""
     workers: Annotated[int, Ge(0)] = 0
-    """Processes of the runtime `workers`; 0 for one on each core."""
+    """Processes of the runtime `workers`; 0: one per core."""
     device: str = ""
-    """Where to compute, such as `cuda:1`; empty for the first GPU if there is one and the runtime can use it."""
+    """Where to compute, such as `cuda:1`. Empty: the first GPU, if there is one and the runtime can use it."""
     precision: Precision = "float32"
-    """Of matrix products and convolutions on a GPU; weights, sums and losses are always float32."""
+    """Precision of matrix products and convolutions on a GPU. Weights, sums and losses are always float32."""
     executor: Literal["auto", "streams", "stacked"] = "auto"
-    """How the cohort is trained together: `auto` tries both ways and takes the faster. Name one if results have to
+    """How the cohort trains clients together. `auto` times both ways and uses the faster. Name one if results must
     repeat to the last bit."""
     deterministic: bool = True
     """Whether a GPU uses only algorithms that give the same bits every time."""
 
+    def numerics(self) -> Numerics:
+        """Known before the task is built: `auto` depends on the task only for sequential or workers, which give equal
+        bits and are both called `reference` here. On a GPU the executor `auto` is chosen by timing, so it stays."""
+        is_cohort = self.name == "cohort" or (self.name == "auto" and self._uses_gpu())
+        default = "cuda" if is_cohort and torch.cuda.is_available() else "cpu"
+        device = torch.device(self.device or default).type
+        executor: str = self.executor if is_cohort else "reference"
+        return {
+            "device": device,
+            "executor": "streams" if executor == "auto" and device == "cpu" else executor,
+            "precision": self.precision,
+            "deterministic": self.deterministic or device == "cpu",
+            "threads": self.threads,
+        }
+
+    def _uses_gpu(self) -> bool:
+        """Whether `auto` finds a GPU that it may use."""
+        return self.device != "cpu" and torch.cuda.is_available()
+
     def build(self, task: Task, training: Training, alone: bool = True) -> Runtime:
-        """The runtime; `alone` if no other run shares the cores."""
+        """The runtime. `alone`: no other run shares the cores."""
         name = self._chosen(task, training, alone) if self.name == "auto" else self.name
         if name != "cohort" and self.precision != "float32" and not self.device.startswith("cuda"):
             raise BadInput(f"runtime.precision = {self.precision!r} is for GPUs, and this run would be on the CPU")
@@ -63,14 +84,14 @@ class RuntimeSettings:
         return Sequential(self.device or "cpu", self.precision, self.deterministic)
 
     def _chosen(self, task: Task, training: Training, alone: bool) -> str:
-        if self.device != "cpu" and torch.cuda.is_available():
+        if self._uses_gpu():
             name = "cohort"
         elif (
             alone
             and sys.platform == "linux"
             and len(os.sched_getaffinity(0)) > 1
             and len(task.clients) * training.fraction > 1
-            and _steps(task, training) * step_seconds(task, training.batch_size) >= WORTH_A_PROCESS
+            and _steps(task, training) * step_seconds(task, training.batch_size) >= MIN_WORKER_SECONDS
         ):
             name = "workers"
         else:
@@ -80,14 +101,14 @@ class RuntimeSettings:
 
 
 def _steps(task: Task, training: Training) -> float:
-    """A client's steps in a round, on average."""
+    """Mean number of steps of a client in a round."""
     batches = sum(ceil(len(data) / training.batch_size) for data in task.clients.values())
     return batches * training.epochs / len(task.clients)
 
 
 def step_seconds(task: Task, batch_size: int) -> float:
-    """How long a step takes, about: a batch of the first client goes through the first part of its network, forward and
-    backward. The best of three tries counts, since the first sets things up."""
+    """Roughly how long a step takes: one batch of the first client through the first part of its network, forward and
+    backward. The best of three, because the first one includes setup."""
     client, data = next(iter(task.clients.items()))
     index = data.index[:batch_size]
     tries: list[float] = []
@@ -95,12 +116,12 @@ def step_seconds(task: Task, batch_size: int) -> float:
         networks = Networks(lambda: task.model(client))
         params = {name: leaf.requires_grad_(name in networks.trainable) for name, leaf in networks.init(0).items()}
         part, x = networks.parts[0], task.transform.clean(data.inputs(index))
-        own = [leaf for name, leaf in params.items() if name.startswith(f"{part}.") and leaf.requires_grad]
-        while len(tries) < 3 and max(tries, default=0) < LONG:
+        weights = [leaf for name, leaf in params.items() if name.startswith(f"{part}.") and leaf.requires_grad]
+        while len(tries) < 3 and max(tries, default=0) < SLOW_STEP:
             begin = time.perf_counter()
             output = tree.leaves(networks.call(part, params, False, x))
-            torch.autograd.grad([leaf.sum() for leaf in output], own, allow_unused=True)
+            torch.autograd.grad([leaf.sum() for leaf in output], weights, allow_unused=True)
             tries.append(time.perf_counter() - begin)
-    except Exception as error:  # if something is wrong, the run will say so
-        log.info("how long a step takes could not be tried: %s: %s", type(error).__name__, error)
+    except Exception as error:  # the run itself will report what is wrong
+        log.info("a step could not be timed: %s: %s", type(error).__name__, error)
     return min(tries, default=0.0)

@@ -1,4 +1,4 @@
-"""Many runs at once, each in a process of its own and in a folder of its own."""
+"""Many runs at once, each in its own process and its own run folder."""
 
 import logging
 import multiprocessing
@@ -16,6 +16,7 @@ from pathlib import Path
 from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
 from protofed.runs.results import Round, parsed
+from protofed.runs.resuming import refuse_other_run
 from protofed.runs.runner import execute
 from protofed.runs.store.folder import RunFolder
 
@@ -26,12 +27,12 @@ POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a run came."""
+    """How far a run got."""
 
     rounds: list[Round]
     is_done: bool
     failure: str | None = None
-    """Why it cannot go on."""
+    """Why the run failed, or why the finished run is not the one that was asked for."""
 
 
 def folder_of(config: Config, out: Path) -> RunFolder:
@@ -46,16 +47,13 @@ def sweep(
     progress: Callable[[int], None] = lambda rounds: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
-    """How every run ended. Runs that are done are not done again; unfinished ones are resumed.
+    """The outcome of every run. Finished runs are not run again, unfinished ones are resumed.
 
-    `progress` is told how many rounds are done in all. Once `should_stop` is true, every run stops after its round. A
-    run that fails does not keep the others from going on.
+    `progress` is called with the number of rounds that are done in all runs. Once `should_stop` is true, every run
+    stops after its round. The other runs continue when one fails.
     """
     folders = [folder_of(config, out) for config in configs]
     waiting = {c.identity: c for c, folder in zip(configs, folders, strict=True) if not folder.is_done}
-    for folder in folders:
-        if folder.is_done:
-            folder.warn_of_other_versions()
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop, os.getpid())) as pool:
@@ -69,21 +67,33 @@ def sweep(
     failures = {identity: _failure(run) for identity, run in runs.items()}
     progress(sum(folder.rounds_saved for folder in folders))
     return [
-        Outcome(parsed(folder.read_rounds()), folder.is_done, failures.get(config.identity))
+        Outcome(
+            parsed(folder.read_rounds()), folder.is_done, failures.get(config.identity) or _mismatch(folder, config)
+        )
         for config, folder in zip(configs, folders, strict=True)
     ]
 
 
+def _mismatch(folder: RunFolder, config: Config) -> str | None:
+    """Why a finished run is not the one that was asked for: the evaluation is not in the hash that names its folder."""
+    try:
+        if folder.is_done:
+            refuse_other_run(folder, config)
+    except (BadInput, RunFailed) as error:
+        return str(error)
+    return None
+
+
 def _failure(run: "Future[None]") -> str | None:
-    """Why a run failed, whatever it was: the others have their results all the same."""
+    """Why a run failed. No error of one run may stop the others."""
     try:
         run.result()
     except (BadInput, RunFailed) as error:
         return str(error)
     except BrokenProcessPool:
-        raise RunFailed("a process of the sweep died, perhaps for want of memory; run again to continue") from None
+        raise RunFailed("a process died, perhaps out of memory; run the command again to continue") from None
     except Exception as error:
-        log.error("a run ended with an error that is not its own", exc_info=error)
+        log.error("a run ended with an unexpected error", exc_info=error)
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -92,7 +102,7 @@ _stop: Event | None = None
 
 
 def _prepare(stop: Event, parent: int) -> None:
-    """In a new process: Ctrl-C is for the parent, which passes it on; without the parent there is nothing to do."""
+    """Prepares a new process. The parent handles Ctrl-C and passes it on. The process ends with its parent."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -100,7 +110,7 @@ def _prepare(stop: Event, parent: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process when its parent is gone; a run may end anywhere and be resumed."""
+    """Ends this process when its parent is gone. A run can be resumed from wherever it ended."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

@@ -14,7 +14,6 @@ from protofed.api.task import Task
 from protofed.engine.federation import Federation, Training
 from protofed.errors import BadInput
 from protofed.runs.config.checks import check_device, check_sections, check_task
-from protofed.runs.config.config_diff import without_harmless
 from protofed.runs.config.messages import collected, listed, refuse, without_place
 from protofed.runs.config.recording import digest_of, settings, text_digest
 from protofed.runs.config.renames import renamed
@@ -37,6 +36,9 @@ from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 
 T = TypeVar("T")
 
+HASHED = ("task", "method", "training")
+"""Sections that change what is trained."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -53,8 +55,10 @@ class Config:
 
     @property
     def identity(self) -> str:
-        """The hash of the settings that change numbers. For a task that reads the user's files: `+` and their hash."""
-        digest = digest_of(without_harmless(self.resolved()))
+        """The hash of what changes numbers: task, method, training and the numerics of the runtime. For a task that
+        reads the user's files: `+` and their hash."""
+        table = self.resolved()
+        digest = digest_of({**{key: table[key] for key in HASHED}, "numerics": self.runtime.numerics()})
         if not isinstance(self.task, ReadsOwnFiles):
             return digest
         return f"{digest}+{text_digest(self.task.stamp())}"
@@ -81,6 +85,7 @@ class Config:
             threads=self.runtime.threads,
             config=self.toml(),
             identity=self.identity,
+            runtime={"name": type(runtime).__name__.lower(), **self.runtime.numerics()},
             on_save_error=self.saving.on_error,
         )
 

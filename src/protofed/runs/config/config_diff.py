@@ -1,17 +1,19 @@
-"""What differs between the configuration that a run was begun with and the one that it is resumed with."""
+"""What differs between the settings and the runtime that a run began with and those that it is resumed with."""
 
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from protofed.errors import BadInput
+from protofed.runs.config.schema import field_names
+from protofed.runs.runtime_choice import RuntimeSettings
 
-HARMLESS = ("runtime.workers", "saving.on_error")
-"""Settings that change no result: how many processes, what happens when a save fails."""
+HARMLESS = ("saving.on_error", *(f"runtime.{name}" for name in field_names(RuntimeSettings)))
+"""Settings that may differ. `refuse_other_runtime` compares what of the runtime changes numbers."""
 
 
 def refuse_changes(then: str, now: str, allowed: Collection[str], where: str) -> bool:
-    """Whether two configurations (TOML) differ in what decides a result; refused if that is not allowed."""
+    """Whether two configurations (TOML) differ in what matters. Raises BadInput if a difference is not allowed."""
     before, after = dict(_flat(tomllib.loads(then))), dict(_flat(tomllib.loads(now)))
     changed = [k for k in {**before, **after} if before.get(k) != after.get(k) and k not in HARMLESS]
     refused = [key for key in changed if not _is_allowed(key, allowed)]
@@ -20,14 +22,30 @@ def refuse_changes(then: str, now: str, allowed: Collection[str], where: str) ->
         options = " ".join(f"--allow-config-change {key}" for key in refused)
         raise BadInput(
             "\n".join([f"{where} holds a run with another configuration:", *lines])
-            + f"\nChoose another folder, or go on with the new configuration: {options}"
+            + f"\nChoose another folder, or continue with the new configuration: {options}"
         )
     return bool(changed)
 
 
-def without_harmless(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide a result."""
-    return {key: value for key, value in _flat(table) if key not in HARMLESS}
+def refuse_other_runtime(then: Mapping[str, Any], now: Mapping[str, Any], allowed: Collection[str], where: str) -> bool:
+    """Whether the runtimes give other bits. Raises BadInput if that is not allowed. If a runtime was not recorded, only
+    the hash in the checkpoint can tell."""
+    keys = [key for key in {**then, **now} if key != "name"] if then and now else []
+    changed = [key for key in keys if then.get(key) != now.get(key)]
+    refused = [key for key in changed if not _is_allowed(f"runtime.{key}", allowed)]
+    if refused:
+        lines = [f"  {key}: {then.get(key)} then, {now.get(key)} now" for key in refused]
+        raise BadInput(
+            "\n".join([f"{where} was run on {_described(then)}, and this would be {_described(now)}:", *lines])
+            + "\nThey do not give the same bits. Choose a [runtime] like the first one, start again in another folder, "
+            f"or continue with other bits: --folder {where} --resume --allow-config-change runtime"
+        )
+    return bool(changed)
+
+
+def _described(runtime: Mapping[str, Any]) -> str:
+    name = f", runtime {runtime['name']}" if "name" in runtime else ""
+    return f"{runtime.get('device')} ({runtime.get('precision')}{name})"
 
 
 def _is_allowed(key: str, allowed: Collection[str]) -> bool:

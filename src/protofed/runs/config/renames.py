@@ -41,8 +41,9 @@ def renamed(tree: Table) -> Iterator[Problem]:
 
 
 def refuse_run_of_old_version(config: Table, environment: Table, folder: str) -> None:
-    """Refuses a run folder of version 0.1. Its environment.json does not record the runtime."""
-    if any(renamed(config)) or (environment and "runtime" not in environment):
+    """Refuses a run folder of version 0.1. Its environment.json does not record the runtime. If that file is gone, old
+    settings tell."""
+    if "runtime" not in environment if environment else any(renamed(config)):
         raise BadInput(
             f"{folder} was made by protofed 0.1, whose runs this version can neither continue nor show: "
             "use protofed 0.1 for it, or start the run again in another folder"

@@ -19,10 +19,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -57,10 +59,19 @@ class RunFolder:
     def write_rounds(self, lines: str) -> None:
         write_atomically(self.path / "rounds.jsonl", lines.encode())
 
-    def begin(self, config: str) -> None:
+    def begin(self, config: str, runtime: Mapping[str, Any] = MappingProxyType({})) -> None:
         """Writes down what is run, and where."""
         self.write_config(config)
-        write_atomically(self.path / "environment.json", json.dumps(environment(), indent=2).encode())
+        self.write_environment(runtime)
+
+    def write_environment(self, runtime: Mapping[str, Any]) -> None:
+        facts = {**environment(), "runtime": dict(runtime)}
+        write_atomically(self.path / "environment.json", json.dumps(facts, indent=2).encode())
+
+    def read_environment(self) -> dict[str, Any]:
+        path = self.path / "environment.json"
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return facts
 
     def read_config(self) -> str:
         path = self.path / "config.toml"
@@ -77,9 +88,7 @@ class RunFolder:
 
     def warn_of_other_versions(self) -> None:
         """Says so if the run began with other software, which may change its last bits or more."""
-        path = self.path / "environment.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        now = environment()
+        before, now = self.read_environment(), environment()
         changed = [f"{key} {before.get(key)} then, {now[key]} now" for key in VERSIONS if before.get(key) != now[key]]
         if changed:
             log.warning("%s was begun with other software: %s", self.path, "; ".join(changed))
