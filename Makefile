@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test test-all golden check format lint types clean
+.PHONY: install demo test test-all golden docs check format lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer (set PYTHON=...)")'
@@ -27,6 +27,10 @@ test-all: $(READY)
 # Records tests/golden anew, at a commit whose numbers are right.
 golden: $(READY)
 	cd tests && PYTHONPATH=../src:. ../$(BIN)/python -m golden.record
+
+# Writes what the documents take from the methods' classes.
+docs: $(READY)
+	$(BIN)/python tools/method_docs.py
 
 format: $(READY)
 	$(BIN)/ruff format .
