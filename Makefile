@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: install demo test test-all golden docs check format lint types clean
+.PHONY: install demo test test-all golden check format lint types clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer (set PYTHON=...)")'
@@ -28,10 +28,6 @@ test-all: $(READY)
 golden: $(READY)
 	cd tests && PYTHONPATH=../src:. ../$(BIN)/python -m golden.record
 
-# Writes what the documents take from the methods' classes.
-docs: $(READY)
-	$(BIN)/python tools/method_docs.py
-
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -44,6 +40,11 @@ types: $(READY)
 	$(BIN)/mypy
 
 check: lint types test
+
+# Writes what the documents take from the methods' classes.
+.PHONY: docs
+docs: $(READY)
+	$(BIN)/python tools/method_docs.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
