@@ -13,7 +13,7 @@ from pathlib import Path
 from protofed.api.describe import MethodText, settings_of, text_of
 from protofed.api.method import Method
 from protofed.api.registry import MethodClass
-from protofed.methods import METHODS
+from protofed.methods import METHODS, bases_of
 
 ROOT = Path(__file__).parent.parent
 COMMAND = "make docs"
@@ -120,7 +120,9 @@ def settings_table(method: MethodClass) -> str:
         [f"`{setting.name}`", setting.kind, f"`{json.dumps(setting.default)}`", setting.meaning]
         for setting in settings_of(method)
     ]
-    return table(["setting", "values", "default", "meaning"], rows) if rows else "None."
+    text = table(["setting", "values", "default", "meaning"], rows) if rows else "None."
+    bases = ", ".join(f"[{name}]({name}.md)" for name in bases_of(method))
+    return f"{text}\n\n`base` is one of: {bases}." if bases else text
 
 
 def group_table(heading: str) -> str:
