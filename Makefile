@@ -50,5 +50,10 @@ types: $(READY)
 
 check: lint types test
 
+# Writes what the documents take from the methods' classes.
+.PHONY: docs
+docs: $(READY)
+	$(BIN)/python tools/method_docs.py
+
 clean:
 	rm -rf $(VENV) build dist htmlcov .coverage .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,6 @@
 """The documentation says what the code does: pages, settings, snippets, links."""
 
 import io
-import json
 import re
 import runpy
 import shutil
@@ -16,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import method_docs
 import protofed
 from methods.conformance import CHECKS
-from protofed.api.describe import settings_of
-from protofed.api.method import Method
+from protofed.api.describe import text_of
 from protofed.inspection import inspect
 from protofed.methods import METHODS
 from protofed.runs.config import config
@@ -40,7 +39,6 @@ DOCUMENTS = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MACHINE_PATH = re.compile(r"/(?:work|tmp|root)/")
-NUMBERED = re.compile(r"^(\d+)\. ", re.MULTILINE)
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -62,12 +60,6 @@ def sections(text: str) -> dict[str, str]:
     """The text below each heading of the second level."""
     _, *pieces = re.split(r"^## ", text, flags=re.MULTILINE)
     return {heading: body for heading, _, body in (piece.partition("\n") for piece in pieces)}
-
-
-def rows(section: str) -> list[list[str]]:
-    """The cells of a table, without its header."""
-    lines = [line for line in section.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines[2:]]
 
 
 # ---- the pages of the methods
@@ -92,41 +84,96 @@ def test_a_page_has_one_figure_and_it_shows_both_ways_and_the_memory(name: str) 
     edges = set(re.findall(r"(\w+)(?:\[[^\]]*\])? --> (\w+)", figure))
     assert edges == {("server", "message"), ("message", "step"), ("step", "upload"), ("upload", "server")}
     inside = figure[figure.index('subgraph client["Client"]') : figure.rindex("\n    end\n")]
-    assert re.search(r'memory\[\("memory: [\w ]+"\)\]', inside)
+    assert re.search(r'memory\[\("memory: [^"]+"\)\]', inside)
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    names = [str(path.relative_to(ROOT)) for path in method_docs.stale(ROOT)]
+    assert not names, f"run `{method_docs.COMMAND}`: {', '.join(names)} are not what the methods' classes say"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The files with generated text, in a folder where they may be changed."""
+    for path, _ in method_docs.blocks_by_file(ROOT):
+        target = tmp_path / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "word"),
+    [
+        ("docs/methods/fpl.md", "`0.02`"),
+        ("docs/methods/fpl.md", "\n7. "),
+        ("docs/methods/fpl.md", "**Keeps:** nothing"),
+        ("docs/methods/fpl.md", "CVPR 2023"),
+        ("docs/methods/README.md", "[fpl](fpl.md)"),
+        ("README.md", "(docs/methods/fpl.md)"),
+        ("src/protofed/__init__.py", '"FPL",'),
+    ],
+)
+def test_a_change_of_what_is_generated_is_seen_and_undone(copy: Path, file: str, word: str) -> None:
+    path = copy / file
+    original = path.read_text(encoding="utf-8")
+    path.write_text(original.replace(word, "something else"), encoding="utf-8")
+    [(changed, text)] = method_docs.stale(copy).items()
+    assert changed == path
+    assert word in text
+
+
+def test_what_is_written_by_hand_is_left_alone(copy: Path) -> None:
+    path = copy / "docs/methods/fpl.md"
+    path.write_text(path.read_text(encoding="utf-8") + "A remark.\n", encoding="utf-8")
+    assert method_docs.stale(copy) == {}
+
+
+def test_a_page_without_its_marks_is_refused(copy: Path) -> None:
+    path = copy / "docs/methods/fpl.md"
+    path.write_text(path.read_text(encoding="utf-8").replace("generated: end settings", ""), encoding="utf-8")
+    with pytest.raises(SystemExit, match=r"fpl\.md: there must be one pair of marks 'generated: begin settings'"):
+        method_docs.stale(copy)
+
+
+@pytest.mark.parametrize("name", ["fpl", "local", "ga", "fedetf"])
+def test_a_method_without_a_page_gets_one_that_passes_the_tests_of_pages(
+    copy: Path, name: str, monkeypatch: pytest.MonkeyPatch, ran: list[Any], tmp_path: Path
+) -> None:
+    path = copy / f"docs/methods/{name}.md"
+    path.unlink()
+    [(made, text)] = method_docs.stale(copy).items()
+    made.write_text(text, encoding="utf-8")
+    assert made == path
+    assert method_docs.stale(copy) == {}
+    monkeypatch.setattr(sys.modules[__name__], "PAGES", copy / "docs/methods")
+    test_a_page_has_the_fixed_headings_in_order(name)
+    test_a_page_has_one_figure_and_it_shows_both_ways_and_the_memory(name)
+    test_the_snippets_of_a_page_run_and_are_the_same_experiment(name, ran, tmp_path)
 
 
 @every_method
-def test_a_page_lists_every_setting_with_its_default(name: str) -> None:
-    section = sections(page(name))["Settings"]
-    expected = [(f"`{s.name}`", f"`{json.dumps(s.default)}`") for s in settings_of(METHODS[name])]
-    assert [(row[0], row[2]) for row in rows(section)] == expected
-    assert all(len(row) == 4 and all(row) for row in rows(section))
-    assert expected or section.strip() == "None."
+def test_the_docstring_of_a_module_has_all_parts(name: str) -> None:
+    text = text_of(METHODS[name])
+    parts = (text.title, text.summary, text.sends, text.keeps, text.server)
+    assert all(parts)
+    assert text.reference or name == "local"
 
 
-@every_method
-def test_a_page_says_what_goes_down_what_goes_up_and_what_is_kept(name: str) -> None:
-    assert [row[0] for row in rows(sections(page(name))["What is sent and kept"])] == ["down", "up", "kept"]
-
-
-@every_method
-def test_a_page_has_the_departures_of_the_module(name: str) -> None:
-    docstring = sys.modules[METHODS[name].__module__].__doc__ or ""
-    _, found, departures = docstring.partition("Departures:")
-    assert found, "the module says nothing of departures"
-    section = sections(page(name))["Departures"]
-    numbers = NUMBERED.findall(section)
-    assert numbers == NUMBERED.findall(departures)
-    assert numbers == [str(k + 1) for k in range(len(numbers))]
-    assert numbers or (section.strip(), departures.strip()) == ("None.", "none.")
-
-
-@every_method
-def test_the_table_of_methods_has_the_page_and_says_who_is_judged(name: str) -> None:
-    table = {row[0]: row for row in rows((PAGES / "README.md").read_text(encoding="utf-8"))}
-    assert table.keys() == {f"[{known}]({known}.md)" for known in METHODS}
-    has_own = METHODS[name].public is Method.public
-    assert table[f"[{name}]({name}.md)"][-1] == ("clients' own models" if has_own else "public model")
+def test_a_docstring_that_lacks_a_part_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = sys.modules[METHODS["fpl"].__module__]
+    whole = module.__doc__ or ""
+    broken = [
+        (whole.replace("FPL: ", ""), "begin with"),
+        (whole.replace("Keeps: ", ""), "a paragraph"),
+        (whole.replace("Departures:", ""), "numbered list"),
+        (whole.replace("\n2. ", "\n3. "), "numbered list"),
+        (whole.partition("Departures:")[0] + "Departures: some.", "numbered list"),
+    ]
+    for docstring, reason in broken:
+        monkeypatch.setattr(module, "__doc__", docstring)
+        with pytest.raises(ValueError, match=rf"protofed\.methods\.fpl: .*{reason}"):
+            text_of(METHODS["fpl"])
 
 
 # ---- snippets

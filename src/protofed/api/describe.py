@@ -1,4 +1,4 @@
-"""What a method or task is and which settings it has, read from its own docstrings."""
+"""What a method or task is and which settings it has, read from its class and its module's docstring."""
 
 import ast
 import inspect
@@ -7,6 +7,11 @@ import sys
 import textwrap
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from protofed.api.method import Method
+
+NUMBERED = re.compile(r"^(\d+)\. ", re.MULTILINE)
+SENDS_KEEPS_SERVER = re.compile(r"Sends: (?P<sends>.+) Keeps: (?P<keeps>.+) Server: (?P<server>.+)")
 
 
 @dataclass(frozen=True)
@@ -17,16 +22,52 @@ class Setting:
     meaning: str
 
 
+@dataclass(frozen=True)
+class MethodText:
+    """The parts of the docstring of a method's module."""
+
+    title: str
+    summary: str
+    reference: str
+    sends: str
+    keeps: str
+    server: str
+    departures: tuple[str, ...]
+
+
+def text_of(method: type[Method[Any, Any, Any, Any]]) -> MethodText:
+    """The module's docstring in parts: title and summary, reference, what is sent and kept, departures."""
+    module = method.__module__
+    first, *paragraphs = inspect.cleandoc(sys.modules[module].__doc__ or "").split("\n\n")
+    title, colon, summary = _one_line(first).partition(": ")
+    if not colon:
+        raise ValueError(f"{module}: the docstring must begin with 'Title: what the method does.'")
+    exchange = next((k for k, text in enumerate(paragraphs) if text.startswith("Sends: ")), None)
+    parts = None if exchange is None else SENDS_KEEPS_SERVER.fullmatch(_one_line(paragraphs[exchange]))
+    if parts is None:
+        raise ValueError(f"{module}: the docstring needs a paragraph 'Sends: … Keeps: … Server: …'")
+    reference = " ".join(map(_one_line, paragraphs[:exchange]))
+    departures = next((text for text in paragraphs if text.startswith("Departures:")), "")
+    numbers, items = NUMBERED.findall(departures), NUMBERED.split(departures)[2::2]
+    if numbers != [str(k + 1) for k in range(len(items))] or not (items or departures == "Departures: none."):
+        raise ValueError(f"{module}: the docstring needs 'Departures: none.' or a numbered list of them")
+    return MethodText(title, summary, reference, **parts.groupdict(), departures=tuple(map(_one_line, items)))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def about(cls: type) -> str:
     """The class's own docstring, or its module's, one line per paragraph or item."""
-    own = cls.__dict__.get("__doc__") or ""
-    is_signature = own.startswith(f"{cls.__name__}(")  # what dataclass writes where there is no docstring
-    text = inspect.cleandoc(own if own and not is_signature else sys.modules[cls.__module__].__doc__ or "")
+    docstring = cls.__dict__.get("__doc__") or ""
+    is_signature = docstring.startswith(f"{cls.__name__}(")  # `dataclass` writes one where there is no docstring
+    text = inspect.cleandoc(docstring if docstring and not is_signature else sys.modules[cls.__module__].__doc__ or "")
     return re.sub(r"(?<!\n)\n(?!\n|\d+\. )\s*", " ", text)
 
 
 def settings_of(cls: type) -> list[Setting]:
-    """The fields of a dataclass with the strings that stand below them."""
+    """The fields of a dataclass, each with the string below it."""
     hints = get_type_hints(cls, include_extras=True)
     meanings = _strings_below_fields(cls)
     return [Setting(f.name, _kind(hints[f.name]), _default(f), meanings.get(f.name, "")) for f in fields(cls)]
@@ -35,17 +76,17 @@ def settings_of(cls: type) -> list[Setting]:
 def _strings_below_fields(cls: type) -> dict[str, str]:
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             text = below.value
             if isinstance(text, ast.Constant) and isinstance(text.value, str):
-                found[field.target.id] = " ".join(text.value.split())
-    return found
+                meanings[field.target.id] = _one_line(text.value)
+    return meanings
 
 
 def _default(field: "Field[Any]") -> Any:
-    """The default as JSON can hold it: a method or optimiser as it is written."""
+    """The default as JSON can hold it: a method or an optimiser as its repr."""
     default = field.default if field.default_factory is MISSING else field.default_factory()
     return repr(default) if is_dataclass(default) else default
 
@@ -57,6 +98,9 @@ def _kind(hint: Any) -> str:
         return " ".join([_kind(base), *(_limit(limit) for limit in limits)])
     if get_origin(hint) is Literal:
         return " or ".join(f'"{word}"' for word in get_args(hint))
+    cls = get_origin(hint) or hint
+    if isinstance(cls, type) and issubclass(cls, Method):
+        return "a method"
     return {bool: "true or false", int: "whole number", float: "number"}.get(hint, getattr(hint, "__name__", str(hint)))
 
 
