@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from doubles import tiny
 from protofed.api.task import Task
 from protofed.methods import METHODS
 
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # how long an example takes depends on what else the machine does
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
 
 TESTS = Path(__file__).parent
