@@ -5,14 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from doubles import memories, tiny
 from protofed.api.task import Task
 from protofed.engine.state import State
 from protofed.methods import METHODS
 
-State.memories = property(memories)  # type: ignore[attr-defined]  # what clients of a simulation keep, for tests to look at
-
+State.memories = property(memories)  # type: ignore[attr-defined]  # what clients keep, for tests to look at
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")  # how long an example takes depends on what else the machine does
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
 
 TESTS = Path(__file__).parent

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from clocks import PATIENCE, wait_for
 from protofed import METHODS, RunFailed
 from protofed.cli import app
 from protofed.runs.sweep import Outcome
@@ -73,7 +72,7 @@ def test_stopped_by_ctrl_c_it_saves_and_resumes_to_the_same_bytes(experiment: Pa
     assert running.stdout
     running.stdout.readline()  # the first round is done
     running.send_signal(signal.SIGINT)
-    _, complaint = running.communicate(timeout=60)
+    _, complaint = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130
     assert "resume with the same command and --resume" in complaint
     (folder,) = (tmp_path / "out").iterdir()
@@ -259,15 +258,8 @@ def demo_process(out: Path) -> "subprocess.Popen[str]":
     """A demo that has begun to work."""
     command = [sys.executable, "-m", "protofed.cli.app", "demo", "--rounds", "50", "--out", str(out)]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: len(list(out.glob("*/checkpoint/00000[1-9]"))) > 0)
+    wait_for(lambda: len(list(out.glob("*/checkpoint/00000[1-9]"))) > 0)
     return running
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
 
 
 def children_of(pid: int) -> list[int]:
@@ -277,7 +269,7 @@ def children_of(pid: int) -> list[int]:
 def test_a_demo_stopped_by_ctrl_c_stops_its_runs_after_their_rounds(tmp_path: Path) -> None:
     with demo_process(tmp_path) as running:
         running.send_signal(signal.SIGINT)
-        _, complaint = running.communicate(timeout=60)
+        _, complaint = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130
     assert "run the same command again to continue" in complaint
     assert "Traceback" not in complaint
@@ -290,7 +282,7 @@ def test_the_runs_of_a_demo_that_is_killed_end_too(tmp_path: Path) -> None:
         children = children_of(running.pid)
         assert children
         running.kill()
-    wait_until(lambda: not any(Path(f"/proc/{child}").exists() for child in children), seconds=20)
+    wait_for(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
 
 
 def test_a_run_that_has_ended_is_not_shown_for_other_data(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
+from clocks import PATIENCE
 from protofed import wire
 from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store import checkpoint
@@ -53,25 +54,45 @@ def forked(work: Work) -> int:
         os._exit(code)
 
 
-def ended(child: int, within: float = 120) -> int:
-    """How a child ended: its exit code, or less than 0 for the signal that ended it."""
-    limit = time.monotonic() + within
-    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0):
+class Ended(NamedTuple):
+    """How a child ended."""
+
+    code: int
+    """Its exit code, or less than 0 for the signal that ended it."""
+    processor_seconds: float
+    """What it used from beginning to end."""
+
+
+def awaited(child: int) -> Ended:
+    limit = time.monotonic() + PATIENCE
+    while True:
+        pid, status, usage = os.wait4(child, os.WNOHANG)
+        if pid:
+            return Ended(os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
         if time.monotonic() > limit:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-            raise AssertionError(f"the child did not end within {within} s")
+            raise AssertionError(f"the child did not end within {PATIENCE:g} s")
         time.sleep(0.001)
-    return os.waitstatus_to_exitcode(found[1])
+
+
+def ended(child: int) -> int:
+    """The exit code of a child, or less than 0 for the signal that ended it."""
+    return awaited(child).code
 
 
 def killed_after(work: Work, seconds: float) -> bool:
-    """Whether a child that did the work was still at it, so that it was killed."""
-    child = forked(work)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    code = ended(child)
-    assert code in (0, -signal.SIGKILL), "the child failed by itself"
+    """Whether a child was killed at its work, after so much processor time. The system does that by SIGPROF, for which
+    nobody has a handler: like SIGKILL it ends the process between any two instructions."""
+
+    def timed() -> None:
+        signal.setitimer(signal.ITIMER_PROF, max(seconds, 1e-6))
+        work()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+    assert signal.getsignal(signal.SIGPROF) == signal.SIG_DFL
+    code = ended(forked(timed))
+    assert code in (0, -signal.SIGPROF), "the child failed by itself"
     return code != 0
 
 
@@ -98,7 +119,8 @@ class Acknowledged(Silent):
 
 
 def run_killed_after(experiment: Experiment, folder: RunFolder, seconds: float) -> bool:
-    """Whether a run, begun or resumed, was killed before its end. What it had acknowledged must be there."""
+    """Whether a run, begun or resumed, was killed after so much processor time and before its end. What it had
+    acknowledged must be there."""
     before, acknowledged = folder.rounds_saved, Acknowledged()
     try:
         was_killed = killed_after(lambda: execute(experiment, folder, resume=True, observer=acknowledged), seconds)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clocks import PATIENCE
 from protofed import BadInput, Data
 from protofed.cli.app import main
 from protofed.engine.federation import Training
@@ -496,26 +497,30 @@ HOSTILE = {f"{kind}, 5000 deep": (build(5000), "nested too deeply") for kind, bu
 }
 
 JUDGE = """
-import json, resource, sys, time
+import json, resource, sys, time, tomllib
 from pathlib import Path
 from protofed.errors import BadInput
 from protofed.runs import compare
 from protofed.runs.config import config
 grown = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, said = grown(), {}
-for load in (config.load, compare.load):
+start = time.process_time()
+tomllib.loads("\\n".join(f"key{k} = {k}" for k in range(30_000)))
+plain = time.process_time() - start
+for reader, load in (("config", config.load), ("compare", compare.load)):
     for name in sys.argv[1:]:
         start = time.process_time()
         try:
             load(Path(name))
         except BadInput as error:
-            said[f"{load.__module__} {name}"] = [str(error)[:50_000], time.process_time() - start]
-print(json.dumps([said, grown() - before, "canary" in sys.modules]))
+            said[f"{reader} {name}"] = [str(error)[:50_000], time.process_time() - start]
+print(json.dumps([said, grown() - before, "canary" in sys.modules, plain]))
 """
 
 
 def test_hostile_files_are_refused_in_a_second_and_little_memory(tmp_path: Path) -> None:
-    """C3. What is not a file is there too: it must not be waited for. Seconds are the process's own."""
+    """C3. What is not a file is there too: it must not be waited for. Seconds are the process's own. On a slow
+    processor a refusal may take six times as long as reading 400 kB of plain TOML."""
     expected = {}
     for k, (text, said) in enumerate(HOSTILE.values()):
         (tmp_path / f"{k}.toml").write_text(text)
@@ -537,19 +542,19 @@ def test_hostile_files_are_refused_in_a_second_and_little_memory(tmp_path: Path)
         [sys.executable, "-c", JUDGE, *expected],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
         check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
     )
-    said, megabytes, is_imported = json.loads(answer.stdout)
+    said, megabytes, is_imported, plain = json.loads(answer.stdout)
     for name, part in expected.items():
-        message, _ = said[f"protofed.runs.config.config {name}"]
+        message, _ = said[f"config {name}"]
         assert part in message, (name, message[:300])
         assert name in message
         assert len(message) < 50_000, "a message is to be read"
         for module in ("config.config", "compare"):
             _, seconds = said[f"protofed.runs.{module} {name}"]
-            assert seconds <= 1, (name, seconds)
+            assert seconds <= max(1, 6 * plain), (module, name, seconds)
     assert megabytes <= 200
     assert not is_imported
     assert not Path("sung").exists()
@@ -710,7 +715,7 @@ def test_contradictions_are_all_said_at_once_and_nothing_is_written(
 def test_the_command_itself_ends_with_2() -> None:
     Path("experiment.toml").write_text(CONTRADICTIONS["ranges"][0])
     words = [sys.executable, "-m", "protofed.cli.app", "run", "experiment.toml", "--out", "out"]
-    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert ended.returncode == 2, ended.stderr
     assert not Path("out").exists()
 

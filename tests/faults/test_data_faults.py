@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clocks import PATIENCE
 from protofed.datasets import cache, files, folders, formats, images, syn, tabular
 from protofed.datasets.cifar import read_cifar10
 from protofed.datasets.digits import read_idx, read_svhn, read_usps
@@ -353,7 +354,7 @@ def measured(bombs: Path) -> dict[str, tuple[int, str]]:
     words = [sys.executable, "-W", "error", "-c", MEASURE, str(bombs / "plain.png")]
     same_modules = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
-        words, input=lines, capture_output=True, text=True, timeout=100, check=False, env=same_modules
+        words, input=lines, capture_output=True, text=True, timeout=PATIENCE, check=False, env=same_modules
     )
     assert done.returncode == 0, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]

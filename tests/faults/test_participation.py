@@ -6,7 +6,6 @@ the engine compares that with what the doubles (wires.py) did.
 
 import hashlib
 import logging
-import multiprocessing
 import os
 import random
 import signal
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,6 +24,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from clocks import PATIENCE, ManualClock
 from doubles import Faulty, Shuffled, bits, tiny
 from faults.census import (
     CLASSES,
@@ -38,6 +38,7 @@ from faults.census import (
     visits,
     who_counts,
 )
+from faults.kills import ended, forked
 from faults.wires import DropOut, Mail, Outcomes, Unruly, Weather, Wired, relabelled
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Uploads
@@ -52,7 +53,7 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
-from protofed.runs.runner import Experiment, execute
+from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store.folder import RunFolder
 from protofed.runtimes.base import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
@@ -285,7 +286,7 @@ def test_the_command_ends_badly_when_no_reply_is_in_time(tmp_path: Path) -> None
     experiment, out = tmp_path / "hasty.toml", tmp_path / "out"
     experiment.write_text(HASTY)
     command = [sys.executable, "-m", "protofed.cli.app", "run", str(experiment), "--out", str(out)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode not in (0, 2), ended
     assert "Given up after 2 attempts" in ended.stderr
     assert ended.stderr.count("ROUND_ABANDONED") == 2
@@ -296,52 +297,59 @@ def test_the_command_ends_badly_when_no_reply_is_in_time(tmp_path: Path) -> None
 
 # ---- R22: stragglers
 
-DEADLINE = 0.5
+NAP = 60.0
 
 
 @dataclass(frozen=True)
 class Sleepy(Census):
-    """Some clients sleep before they reply, in rounds after the first."""
+    """One client sleeps before it replies, in rounds after the second."""
 
-    sleepers: tuple[ClientId, ...] = ()
-    seconds: float = 10 * DEADLINE
+    sleep: Callable[[float], None] = time.sleep
 
     async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
-        if local.id in self.sleepers and local.round:
-            time.sleep(self.seconds)
+        if local.id == "c002" and local.round >= 2:
+            self.sleep(NAP)
         return await super().train(local, message, memory)
 
 
-def sleepy(task: Task, runtime: Any, seconds: float = 10 * DEADLINE, **training: Any) -> Federation:
-    method = Sleepy(tuple(sorted(task.clients)), sleepers=("c002",), seconds=seconds)
-    return replace(federation(task, runtime, **training), method=method)
+def sleepy(task: Task, runtime: Any, sleep: Callable[[float], None] = time.sleep) -> Federation:
+    return replace(federation(task, runtime, rounds=3), method=Sleepy(tuple(sorted(task.clients)), sleep=sleep))
+
+
+def with_deadline(of: Federation, seconds: float) -> Federation:
+    return replace(of, training=replace(of.training, deadline=seconds))
 
 
 def test_a_client_that_sleeps_ten_deadlines_is_late_and_the_round_is_not() -> None:
     """R22, with processes that can be ended."""
     task, workers = people(6), Workers(2)
-    of = sleepy(task, workers, deadline=DEADLINE)
+    of = sleepy(task, workers)
     try:
-        before = replace(of, training=replace(of.training, deadline=60.0)).advance(of.start())  # processes are made
+        first = of.advance(of.start())  # processes are made
         began = time.monotonic()
-        after = of.advance(before)
+        before = of.advance(first)  # as long as a round takes on this machine now
+        deadline = min(max(1.0, 20 * (time.monotonic() - began)), NAP / 10)
+        began = time.monotonic()
+        after = with_deadline(of, deadline).advance(before)
         seconds = time.monotonic() - began
     finally:
         workers.close()
     assert [(f.client, f.reason) for f in after.failures] == [("c002", Reason.LATE)]
     assert complaints(task, set(task.clients) - {"c002"}, before, after) == []
     assert bits(after.memories["c002"]) == bits(before.memories["c002"])
-    assert DEADLINE <= seconds <= DEADLINE + 3  # 5 would do, but the sleeper would be awake by then
+    assert deadline <= seconds < NAP, "the round waited for the sleeper"
     assert after.refused == {"LATE": 1}
     assert after.strikes == {}
 
 
-def test_after_the_deadline_nobody_more_is_asked() -> None:
+def test_after_the_deadline_nobody_more_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """R22, one client after another: the sleeper cannot be ended, and those after it are not asked."""
+    clock = ManualClock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
     task = people(6)
-    of = sleepy(task, Sequential(), seconds=0.7, deadline=0.5)
-    before = replace(of, training=replace(of.training, deadline=0.0)).advance(of.start())
-    after = of.advance(before)
+    of = sleepy(task, Sequential(), sleep=clock.advance)
+    before = of.advance(of.advance(of.start()))
+    after = with_deadline(of, NAP / 10).advance(before)
     details = {f.client: (f.reason, f.detail) for f in after.failures}
     unasked = (Reason.LATE, "the deadline came before it was asked")
     assert details == {
@@ -599,9 +607,9 @@ class Watermarked(Method[Marks, Mark, Mark, Mark]):
     async def train(self, local: ClientContext, message: Mark, memory: Mark) -> Reply[Mark, Mark]:
         for what, given in (("memory", memory.own), ("message", message.own)):
             if given.any() and not given.equal(mark_of(local.id)):
-                self.note(f"round {local.round}: the {what} of {local.client} is another's")
+                self.note(f"round {local.round}: the {what} of {local.id} is another's")
         if message.own.any() != memory.own.any():
-            self.note(f"round {local.round}: {local.client} lost its memory or its message")
+            self.note(f"round {local.round}: {local.id} lost its memory or its message")
         return Reply(Mark(mark_of(local.id)), Mark(mark_of(local.id)))
 
     def note(self, violation: str) -> None:
@@ -635,22 +643,25 @@ def watermarked(book: Path, clients: int = 30, rounds: int = 200, absence: int =
     return Experiment(of, identity="watermarked")
 
 
+class Killer(Silent):
+    """Kills its process when so many rounds are saved."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def round(self, result: object) -> None:
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def kill_in_the_middle(experiment: Experiment, folder: RunFolder, after: int) -> None:
     """Goes on with a run in another process, which is killed when so many more rounds are saved."""
-    goal = folder.rounds_saved + after
-    child = multiprocessing.get_context("fork").Process(
-        target=execute, args=(experiment, folder), kwargs={"resume": True}, daemon=True
-    )
-    child.start()
-    deadline = time.monotonic() + 60
-    while folder.rounds_saved < goal and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert child.is_alive(), "the run ended before it was killed"
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
+    child = forked(lambda: execute(experiment, folder, resume=True, observer=Killer(after)))
+    assert ended(child) == -signal.SIGKILL, "the run ended before it was killed"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize(
     ("clients", "rounds", "absence"), [(12, 40, 10), pytest.param(30, 200, 60, marks=pytest.mark.slow)]
 )

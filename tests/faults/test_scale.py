@@ -42,7 +42,7 @@ def experiment(clients: int, rounds: int) -> Experiment:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needed, in megabytes, bytes and seconds."""
+    """What a run needed, in megabytes, bytes and seconds of processor time."""
 
     peak: float
     server: list[float]
@@ -87,15 +87,16 @@ def measured(folder: str, clients: str, rounds: str) -> dict[str, Any]:
     meter, run, whole = Meter(), RunFolder(Path(folder)), experiment(int(clients), int(rounds))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk, "write", meter.write)
+        patch.setattr(time, "perf_counter", time.process_time)  # so that a run's seconds are processor time
         result = execute(whole, run, observer=meter)
-    begin = time.perf_counter()
+    begin = time.process_time()
     resumed = execute(experiment(int(clients), int(rounds)), run, resume=True)
     needed = Needs(
         peak=peak_memory(),
         server=[r.seconds["aggregate"] + r.seconds["checkpoint"] for r in result.rounds],
         written=meter.written,
         handles=max(meter.handles),
-        resume=time.perf_counter() - begin,
+        resume=time.process_time() - begin,
         known=len(resumed.state.memories),
     )
     return asdict(needed)
@@ -119,7 +120,7 @@ def tmp_path() -> Iterator[Path]:
 
 def assert_within_limits(found: Needs) -> None:
     assert found.peak <= 1024
-    assert max(found.server) <= 5
+    assert 0 < max(found.server) <= 5
     assert found.resume <= 10
     assert found.handles <= 1024
     assert max(found.written) < 1.05 * min(found.written), "a save writes what the clients of its round remember"

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from clocks import PATIENCE
 from doubles import bits, tiny
 from faults.wires import Outcomes, Scripted
 from protofed.api.contexts import ClientContext, Reply, ServerContext
@@ -460,7 +461,7 @@ print(json.dumps({"found": found, "rises": rises, "limit": limit}))
 def test_what_claims_to_be_large_is_refused_before_anything_is_made_of_it() -> None:
     """V8: with a limit of 16 MiB, in a process of its own, whose memory may rise by twice the limit. The good message
     is one of them, so that a limit of nothing would be noticed."""
-    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     large = {name: reasons for name, reasons in told["found"].items() if name != "good"}
@@ -505,7 +506,7 @@ class Collecting(Guessing):
         return server
 
     async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[Any, Any]:
-        return Reply(bag(random.Random(f"{local.client} {local.round}"), len(local.data)), memory)
+        return Reply(bag(random.Random(f"{local.id} {local.round}"), len(local.data)), memory)
 
 
 MOST_NORM = 1e4

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import threading
-import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -138,7 +137,7 @@ def test_a_folder_in_use_is_refused_and_free_again_when_its_process_dies(
     def hold() -> None:
         with folder.locked():
             os.write(write, b"x")
-            time.sleep(60)
+            signal.pause()
 
     child = in_child(hold)
     os.read(ready, 1)

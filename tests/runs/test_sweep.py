@@ -4,6 +4,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 
+from clocks import PATIENCE
 from protofed.runs.config import config
 from protofed.runs.config.config import Config
 from protofed.runs.sweep import _failure, sweep
@@ -19,7 +20,7 @@ def configs(lr: float = 0.01, rounds: int = 2) -> list[Config]:
 
 def test_stopped_resumed_and_kept(tmp_path: Path) -> None:
     seen: list[int] = []
-    deadline = time.monotonic() + 60  # in case the wish to stop were never heard
+    deadline = time.monotonic() + PATIENCE  # in case the wish to stop were never heard
     stopped = sweep(
         configs(rounds=400),
         tmp_path,

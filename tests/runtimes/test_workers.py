@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from clocks import PATIENCE, wait_for
 from doubles import Faulty, bits, job_of, tiny
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Uploads
@@ -50,7 +51,7 @@ def _impatience() -> Iterator[None]:
         raise TimeoutError("the test hangs")
 
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(60)
+    signal.alarm(int(PATIENCE))
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
@@ -76,11 +77,12 @@ def is_running(pid: int) -> bool:
 
 def await_end(processes: list[int]) -> None:
     """Returns when these have ended and, if they are children of this process, are reaped."""
-    deadline = time.monotonic() + 20
-    while any(map(is_running, processes)) or set(pids()) & set(processes):
-        assert time.monotonic() < deadline, "processes that should have ended run on"
+
+    def have_ended() -> bool:
         multiprocessing.active_children()  # reaps
-        time.sleep(0.02)
+        return not any(map(is_running, processes)) and not set(pids()) & set(processes)
+
+    wait_for(have_ended)
 
 
 def open_files() -> list[str]:
@@ -229,7 +231,7 @@ def test_a_failure_reads_as_in_the_sequential_runtime(deed: Callable[[], Any], w
 @dataclass(frozen=True)
 class Unready(Bare):
     def init_memory(self, local: ClientContext, message: Numbers) -> Nothing:
-        raise ValueError(f"not {local.client}") if local.id == "c02" else KeyError(local.round)
+        raise ValueError(f"not {local.id}") if local.id == "c02" else KeyError(local.round)
 
 
 def test_a_memory_that_cannot_be_made_is_the_same_failure(workers: Workers) -> None:
@@ -303,6 +305,7 @@ def test_interruptions_are_the_parents_to_act_on(workers: Workers) -> None:
 
 ORPHANS = """
 import time
+from clocks import PATIENCE
 from doubles import tiny
 from protofed.engine.federation import Federation, Training
 from protofed.runtimes.workers import Workers
@@ -310,7 +313,7 @@ from runtimes.test_workers import Deviant, pids
 
 def busy():
     print("busy", flush=True)
-    time.sleep(100)
+    time.sleep(2 * PATIENCE)
 
 of = Federation(Deviant(deed=busy), tiny(), Training(rounds=2), Workers(3))
 state = of.advance(of.start())
@@ -590,13 +593,24 @@ def test_a_reply_that_cannot_be_sent_is_a_failure(workers: Workers) -> None:
 class Elsewhere(FedAvg):
     """Where another process than the first counts, there is a deed."""
 
-    deed: Callable[[], Any] = lambda: time.sleep(0.05)  # so that no process answers all before the others wake
+    deed: Callable[[], Any] = lambda: None
     home: int = field(default_factory=os.getpid)
 
     def confusion(self, model: Any, batch: Any, message: Any, memory: Any, *parts: Tensor) -> Tensor:
         if os.getpid() != self.home:
             self.deed()
         return torch.tensor([[[float(os.getpid())]]])
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A deed that each process ends only when all have come to it, so that none answers before the others wake."""
+
+    folder: Path
+
+    def __call__(self) -> None:
+        (self.folder / str(os.getpid())).touch()
+        wait_for(lambda: len(list(self.folder.iterdir())) >= SIZE)
 
 
 def asked(of: Federation, *sets: Data) -> list[Total[Tensor]]:
@@ -619,8 +633,8 @@ def test_answers_are_those_of_one_process(workers: Workers) -> None:
     assert bits(workers.answers(requests)) == bits(Sequential().answers(requests))
 
 
-def test_requests_are_spread_over_the_processes(workers: Workers) -> None:
-    of = federation(Elsewhere(), workers)
+def test_requests_are_spread_over_the_processes(workers: Workers, tmp_path: Path) -> None:
+    of = federation(Elsewhere(deed=Meeting(tmp_path)), workers)
     requests = asked(of, *parts_of(of.task))
     assert {int(answer) for answer in workers.answers(requests)} == set(pids())
     assert int(workers.answer(requests[0])) == os.getpid(), "one request is not worth the way"
@@ -660,8 +674,10 @@ def test_what_processes_fail_at_is_answered_here(deed: Callable[[], Any], worker
     assert_same(of.advance(of.start()), replace(of, runtime=Sequential()).advance(of.start()))
 
 
-def test_what_cannot_be_sent_is_answered_here(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    of = federation(Elsewhere(), workers)
+def test_what_cannot_be_sent_is_answered_here(
+    workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = federation(Elsewhere(deed=Meeting(tmp_path)), workers)
     requests = asked(of, *parts_of(of.task))
     strange = [replace(request, context=(lambda: None, None)) for request in requests]
     assert {int(answer) for answer in workers.answers(strange)} == {os.getpid()}
@@ -693,8 +709,10 @@ def test_a_statistic_that_is_not_found_by_its_name_is_computed_here(workers: Wor
     assert pids() == before, "a process has died of it"
 
 
-def test_another_federation_of_the_same_method_and_task_has_the_same_processes(workers: Workers) -> None:
-    first = federation(Elsewhere(), workers)
+def test_another_federation_of_the_same_method_and_task_has_the_same_processes(
+    workers: Workers, tmp_path: Path
+) -> None:
+    first = federation(Elsewhere(deed=Meeting(tmp_path)), workers)
     asked(first, *parts_of(first.task))
     before = pids()
     second = Federation(first.method, first.task, TRAINING, workers)
@@ -703,11 +721,11 @@ def test_another_federation_of_the_same_method_and_task_has_the_same_processes(w
 
 
 async def asleep(*_: Any) -> Any:
-    time.sleep(100)
+    time.sleep(2 * PATIENCE)
 
 
-def test_processes_that_were_ended_for_being_late_are_missed_by_nobody(workers: Workers) -> None:
-    of = federation(Elsewhere(), workers)
+def test_processes_that_were_ended_for_being_late_are_missed_by_nobody(workers: Workers, tmp_path: Path) -> None:
+    of = federation(Elsewhere(deed=Meeting(tmp_path)), workers)
     requests = asked(of, *parts_of(of.task))
     stream = workers.run(replace(job, deadline=time.monotonic() - 1) for job in jobs(of, asleep))
     assert {failure.reason for _, failure in stream} == {Reason.LATE}

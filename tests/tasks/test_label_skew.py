@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from protofed.evaluation.local_tests import label_counts, local_test
 
 from picture_doubles import made_up
 from protofed import METHODS, BadInput, Task
 from protofed.datasets.examples import Dataset, Split
 from protofed.engine.federation import Federation, Training
-from protofed.evaluation.local_tests import label_counts, local_test
 from protofed.tasks import TASKS, label_skew
 from protofed.tasks.label_skew import PREPROCESSING, Cifar10, FashionMnist, TinyImagenet
 

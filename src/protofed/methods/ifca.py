@@ -44,9 +44,7 @@ class Choice:
 @record
 class ClusterUpload:
     params: Params
-    count: Annotated[
-        Tensor, Count()
-    ]  # (K,), the client's examples at the model that it chose, else 0
+    count: Annotated[Tensor, Count()]  # (K,), the client's examples at the model that it chose, else 0
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,7 @@ from protofed.tree import record
 class Slots:
     """Room for a fixed number of prototypes of each class, of which some may be empty."""
 
-    mean: Annotated[
-        Tensor, Prototype()
-    ]  # (C · S, D), slots by class; zero where empty
+    mean: Annotated[Tensor, Prototype()]  # (C · S, D), slots by class; zero where empty
     count: Annotated[Tensor, Count()]  # (C · S,), 1 where there is a prototype, else 0
 
 
