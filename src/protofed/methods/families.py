@@ -287,12 +287,9 @@ class PrototypeSharing(
     def prototype_loss(self, z: Tensor, batch: Batch, known: Known) -> Tensor:
         """The terms that read prototypes, per example, (B,)."""
 
-    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
-        return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
-
     def init_server(self, server: ServerContext) -> WeightsAndPrototypes[Known]:
-        params = without(server.initial_params(), class_means.RECORDED)
-        return WeightsAndPrototypes(params, self.no_prototypes(server.num_classes, server.feature_dim))
+        prototypes = self.no_prototypes(server.num_classes, server.feature_dim)
+        return WeightsAndPrototypes(server.initial_params(), prototypes)
 
     def message_for(self, state: WeightsAndPrototypes[Known], client: ClientId) -> WeightsAndPrototypes[Known]:
         return state
@@ -319,14 +316,12 @@ class PrototypeSharing(
     async def train(
         self, client: ClientContext, message: WeightsAndPrototypes[Known], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
-        start = class_means.cleared(message.params, client.networks)
-        params = await client.fit(Objective(self.loss), params=start, context=(message.prototypes,))
-        prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
-        shared = without(params, (*self.private, *class_means.RECORDED))
-        return Reply(PrototypeUpload(shared, prototypes, client.num_examples), memory)
+        params, prototypes = await class_means.fit_with_prototypes(
+            client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
+        )
+        return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
 
     def loss(self, model: Model, batch: Batch, known: Known) -> Tensor:
         """The local objective: cross-entropy and what the method adds."""
         z = model.features(batch.x)
-        class_means.record_last_epoch(model, z, batch)
         return batch.cross_entropy(model.scores(z)) + batch.mean(self.prototype_loss(z, batch, known))
