@@ -12,13 +12,14 @@ from torch import Tensor
 from protofed import tree
 from protofed.api import method as api
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, Uploads
+from protofed.api.method import Clients, Method, SettingErrors, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
 from protofed.methods._shared.losses import cross_entropy
 from protofed.nn.networks import Model, Parts, matching, without
+from protofed.optim.optimizers import Optimizer
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Mean, Nothing, Params, Tree, record
@@ -175,15 +176,32 @@ class PartSharing(PrivateParts[OwnWeights]):
         return OwnWeights(matching(client.initial_params(), self.private))
 
 
-def refuse_other_classifier(base: Method[Any, Any, Any, Any], method: str) -> None:
-    if not base.has_plain_classifier:
-        raise BadInput(f"{method} retrains a classifier on features, and that of {type(base).__name__} reads others")
+def base_errors(wrapper: Method[Any, Any, Any, Any], base: Method[Any, Any, Any, Any]) -> SettingErrors:
+    """Why a wrapper cannot go around a base: what decides is what the base has, not its class."""
+    name, base_name = type(wrapper).__name__, type(base).__name__
+    if type(base).public is Method.public:
+        yield "base", f"{name} needs a method that has a public model, and {base_name} has none"
+    elif "wrapper" in base.tags:
+        yield "base", f"{name} goes around a method, and {base_name} is a wrapper itself"
+    elif wrapper.retrains_classifier and not base.has_plain_classifier:
+        yield "base", f"{name} retrains a classifier on features, and that of {base_name} reads others"
+
+
+def published(base: Method[Any, Any, Any, Any], state: Any) -> tuple[Params, Any]:
+    """The base's public model, and the message that it predicts with."""
+    public = base.public(state)
+    if public is None:
+        raise BadInput(f"{type(base).__name__} has no public model with these settings, so nothing can go around it")
+    return public
 
 
 class Wrapper(Method[Any, Any, Any, Any]):
-    """A method around another one with a global model; whatever it does not say itself is the base's."""
+    """A method around another one that has a public model; whatever it does not say itself is the base's."""
 
     base: Method[Any, Any, Any, Any]
+
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        return base_errors(self, self.base)
 
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         return self.base.networks(spec, client)
@@ -245,12 +263,6 @@ class StatefulWrapper(Wrapper):
 
     def public(self, state: Any) -> tuple[Params, Any] | None:
         return self.base.public(state.base)
-
-    def published(self, base_server: Any) -> tuple[Params, Any]:
-        """The base's public model, which a global model always has, and the message that it predicts with."""
-        public = self.base.public(base_server)
-        assert public is not None
-        return public
 
 
 @record
