@@ -225,7 +225,7 @@ PROJECTED = dataclasses.replace(TASK, model=projected_network)
 
 
 def test_behind_a_projection_the_sphere_is_that_of_its_output() -> None:
-    assert embedding_dim(PROJECTED, projected_network("")) == WIDTH
+    assert embedding_dim(PROJECTED.spec, projected_network("")) == WIDTH
     assert embedding_dim(TASK.spec, small_network("")) == FEATURES
     of = federation(FedNH(), PROJECTED)
     state = after(2, of)

@@ -1,4 +1,4 @@
-"""Every wrapper goes around every method with a global model."""
+"""Every wrapper goes around every method that has a public model."""
 
 import importlib
 import inspect
@@ -10,6 +10,7 @@ import pytest
 
 import protofed.methods
 from methods.conformance import (
+    assert_close,
     assert_finite,
     assert_same,
     check_records_survive_the_wire,
@@ -22,12 +23,17 @@ from methods.conformance import (
 from protofed.api.method import Method
 from protofed.errors import BadInput
 from protofed.methods import METHODS, bases_of
+from protofed.methods.averaging import Averaging
 from protofed.methods.ccvr import CCVR
-from protofed.methods.families import GlobalModel, Wrapper
+from protofed.methods.families import Wrapper
 from protofed.methods.fedasam import FedASAM
+from protofed.methods.feddecorr import FedDecorr
 from protofed.methods.feddyn import FedDyn
+from protofed.methods.fedseproto import FedSeProto
 from protofed.methods.fedsr import FedSR
+from protofed.methods.fpl import FPL
 from protofed.methods.ga import GA
+from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.methods.pfedcspc import PFedCSPC
 
@@ -42,10 +48,11 @@ def all_classes() -> list[type[Method]]:
 
 WRAPPERS = [own for own in all_classes() if "wrapper" in own.tags]
 BASES = [METHODS[name] for name in bases_of(METHODS["feddecorr"])]
+METHODS_BY_CLASS = {cls: name for name, cls in METHODS.items()}
 QUICK: dict[str, dict[str, Any]] = {"PFedCSPC": {"calibration_epochs": 4}, "CCVR": {"epochs": 2}}
 """Settings that make a wrapper quick and take no other path."""
-REPRESENTATIVE = (Moon, FedASAM)
-"""Bases whose clients keep something, and whose server knows more than it sends."""
+REPRESENTATIVE = (Moon, FedASAM, FPL)
+"""Bases whose clients keep something, whose server knows more than it sends, and whose uploads hold prototypes."""
 
 
 def check_it_runs_to_the_end(method: Method) -> None:
@@ -108,7 +115,7 @@ def test_a_wrapper_goes_around_a_base(
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_wrapper_has_a_base_and_says_so(wrapper: type[Method]) -> None:
-    assert isinstance(wrapper().base, GlobalModel)
+    assert any(isinstance(wrapper().base, METHODS[name]) for name in bases_of(wrapper))
 
 
 def test_the_matrix_has_every_wrapper() -> None:
@@ -117,4 +124,42 @@ def test_the_matrix_has_every_wrapper() -> None:
     assert final <= set(WRAPPERS)
     assert {"GA", "Averaging", "CCVR", "PFedCSPC"} <= {own.__name__ for own in WRAPPERS}
     assert set(REPRESENTATIVE) <= set(BASES)
-    assert {own for own in METHODS.values() if issubclass(own, GlobalModel)} == set(BASES)
+    prototypes = {"fpl", "fedproc", "fedmlp", "fedproto_avg", "fednh", "fedetf"}
+    assert all(prototypes <= set(bases_of(wrapper)) for wrapper in WRAPPERS)
+    assert {"fedproto", "local", "fedpc", "fedper", "ifca"}.isdisjoint(bases_of(FedDecorr))
+
+
+def with_public_model() -> list[Any]:
+    return [pytest.param(base, marks=() if base in REPRESENTATIVE else pytest.mark.slow) for base in BASES]
+
+
+@pytest.mark.parametrize("base", with_public_model())
+def test_a_wrapper_that_does_nothing_is_its_base(base: type[Method]) -> None:
+    """FedDecorr without its penalty; Averaging and CCVR at what the server knows of the base."""
+    alone = whole(usual(base(), 3))
+    assert_same(whole(usual(FedDecorr(base=base(), decorrelation_weight=0.0), 3)), alone, "FedDecorr of weight 0")
+    for wrapper in (Averaging, CCVR):
+        if METHODS_BY_CLASS[base] in bases_of(wrapper):
+            state = usual(wrapper(base=base()), 3)
+            assert_same({"server": state.server.base, "memories": whole(state)["memories"]}, alone, wrapper.__name__)
+
+
+@pytest.mark.parametrize("base", with_public_model())
+def test_ga_with_weights_by_examples_that_never_move_is_its_base(base: type[Method]) -> None:
+    """On clients too small to hold examples out. Weights are parts of 1 first, so that the last bits may differ."""
+    settings = {"weighting": "examples"} if "weighting" in base.__dataclass_fields__ else {}
+    alone, around = (usual(m, 2) for m in (base(**settings), GA(base=base(**settings), step=0.0, start="examples")))
+    assert_close(around.server.base, alone.server, "what the server knows", within=1e-4)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_base_without_a_public_model_is_refused(wrapper: type[Method]) -> None:
+    with pytest.raises(BadInput, match=r"method.base: .* public model, and LocalOnly has none"):
+        federation(wrapper(base=LocalOnly()))
+    with pytest.raises(BadInput, match=r"method.base: .* is a wrapper itself"):
+        federation(wrapper(base=FedDecorr()))
+
+
+def test_a_base_whose_settings_leave_no_public_model_is_refused() -> None:
+    with pytest.raises(BadInput, match="FedSeProto has no public model with these settings"):
+        federation(Averaging(base=FedSeProto(shares="prototypes"))).start()

@@ -18,21 +18,16 @@ from protofed.engine.federation import Federation, Training
 from protofed.methods.families import PrototypeUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto_avg import FedProtoAvg
-from protofed.nn.networks import Model, Networks, Parts, without
+from protofed.nn.networks import Model, Networks, Parts
 from protofed.optim.optimizers import Optimizer, Sam, Sgd
 from protofed.prototypes.class_means import (
-    RECORDED,
     ClassSums,
     PrototypeMode,
     Prototypes,
-    Recorder,
     class_sums,
-    cleared,
     fit_with_prototypes,
     mean_over_owners,
     no_prototypes,
-    recorded,
-    with_recorder,
 )
 from protofed.runtimes.base import Answer
 from protofed.runtimes.sequential import Sequential
@@ -53,37 +48,6 @@ def test_sums_and_means_by_hand() -> None:
     assert prototypes.mean.tolist() == [[2, 3], [0, 0], [10, 20], [0, 0]]
     assert prototypes.is_known.tolist() == [True, False, True, False]
     assert not no_prototypes(4, 2).is_known.any()
-
-
-def test_a_recorder_adds_up_the_rows_that_count_and_gets_no_gradient() -> None:
-    recorder, z = Recorder(4, 2), Z.clone().requires_grad_()
-    for weight in (WEIGHT, torch.zeros(4), WEIGHT):
-        assert recorder(z, Y, weight) is z
-    assert recorder.total.tolist() == [[8, 12], [0, 0], [20, 40], [0, 0]]
-    assert recorder.count.tolist() == [4, 0, 2, 0]
-    assert not recorder.total.requires_grad
-
-
-def test_a_recorder_is_there_for_running_means_only_and_changes_no_weights(tiny_task: Task) -> None:
-    plain = Networks(lambda: tiny_task.model("c00"))
-    recomputed = Networks(lambda: with_recorder(tiny_task.spec, tiny_task.model("c00"), "recomputed"))
-    running = Networks(lambda: with_recorder(tiny_task.spec, tiny_task.model("c00"), "running"))
-    assert recomputed.parts == plain.parts
-    assert running.parts == (*plain.parts, "recorder")
-    assert running.trainable == plain.trainable
-    assert running.initial_buffers["recorder.total"].shape == (CLASSES, FEATURES)
-    assert bits(without(running.init(3), RECORDED)) == bits(plain.init(3))
-
-
-def test_clearing_empties_the_recorder_and_nothing_else(tiny_task: Task) -> None:
-    networks = Networks(lambda: with_recorder(tiny_task.spec, tiny_task.model("c00"), "running"))
-    used = {name: leaf + 1 for name, leaf in networks.init(0).items()}
-    params = cleared(used, networks)
-    assert not recorded(params).count.any()
-    assert not recorded(params).mean.any()
-    assert bits(without(params, RECORDED)) == bits(without(used, RECORDED))
-    plain = Networks(lambda: tiny_task.model("c00"))
-    assert bits(cleared(plain.init(0), plain)) == bits(plain.init(0))
 
 
 def by_class(z: Tensor, y: Tensor) -> Prototypes:
@@ -209,11 +173,10 @@ def test_owners_are_those_with_a_count_above_zero() -> None:
     assert mean_over_owners([absent], no_prototypes(2, 1)).mean.tolist() == [[0], [0]]
 
 
-def test_recorded_sums_are_float32_whatever_the_networks_work_in() -> None:
+def test_class_sums_are_float32_whatever_the_networks_work_in() -> None:
     draws = torch.Generator().manual_seed(0)
     z, y = torch.rand(64, 8, generator=draws), torch.randint(0, 4, (64,), generator=draws)
-    recorder = Recorder(4, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        recorder(z, y, torch.ones(64))
+        sums = class_sums(z, y, torch.ones(64), 4)
     expected = torch.stack([z[y == c].double().sum(0) for c in range(4)])
-    torch.testing.assert_close(recorder.total.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sums.total.double(), expected, rtol=1e-6, atol=1e-6)

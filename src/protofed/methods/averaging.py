@@ -25,14 +25,14 @@ from torch import Tensor
 from protofed.api.contexts import ServerContext
 from protofed.api.method import Method, Uploads
 from protofed.methods._shared.mixing import running_average
-from protofed.methods.families import StatefulWrapper, Weights
+from protofed.methods.families import StatefulWrapper, published
 from protofed.methods.fedavg import FedAvg
-from protofed.tree import Params, record
+from protofed.tree import Params, Tree, record
 
 
 @record
 class Averaged:
-    base: Weights  # the server's record of the base method, from which training goes on
+    base: Tree  # the server's record of the base method, from which training goes on
     average: Params
     count: Tensor  # (), how many global models are in the average
 
@@ -47,12 +47,12 @@ class Averaging(StatefulWrapper):
 
     def init_server(self, server: ServerContext) -> Averaged:
         base = self.base.init_server(server)
-        return Averaged(base, self.published(base)[0], torch.tensor(0))
+        return Averaged(base, published(self.base, base)[0], torch.tensor(0))
 
     def aggregate(self, state: Averaged, uploads: Uploads[Any], server: ServerContext) -> Averaged:
         base = self.base.aggregate(state.base, uploads, server)
-        params, has_started = self.published(base)[0], server.round + 1 > self.start * server.num_rounds
+        params, has_started = published(self.base, base)[0], server.round + 1 > self.start * server.num_rounds
         return Averaged(base, *running_average(state.average, state.count, params, has_started))
 
     def public(self, state: Averaged) -> tuple[Params, Any] | None:
-        return state.average, self.published(state.base)[1]
+        return state.average, published(self.base, state.base)[1]

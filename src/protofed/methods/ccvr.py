@@ -38,11 +38,11 @@ from protofed.api.roles import Count, Prototype
 from protofed.data.batches import Batch, Data
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.models import CLASSIFIER, embedded, server_embedding
-from protofed.methods.families import StatefulWrapper, Weights, refuse_other_classifier
+from protofed.methods.families import StatefulWrapper, published
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model, matching
 from protofed.optim.optimizers import Sgd
-from protofed.tree import Params, record
+from protofed.tree import Params, Tree, record
 
 BATCH = 64
 LONE_VARIANCE = 1e-3
@@ -58,7 +58,7 @@ class ClassGaussians:
 
 @record
 class Calibrated:
-    base: Weights  # the server's record of the base method
+    base: Tree  # the server's record of the base method
     classifier: Params  # the base's until the last round, then the retrained one
 
 
@@ -77,10 +77,9 @@ class CCVR(StatefulWrapper):
 
     def calibrated(self, base: Any) -> Calibrated:
         """What the server knows when nothing is calibrated yet."""
-        return Calibrated(base, matching(self.published(base)[0], CLASSIFIER))
+        return Calibrated(base, matching(published(self.base, base)[0], CLASSIFIER))
 
     def init_server(self, server: ServerContext) -> Calibrated:
-        refuse_other_classifier(self.base, "CCVR")
         return self.calibrated(self.base.init_server(server))
 
     def setup(self, state: Calibrated, clients: Clients) -> Calibrated:
@@ -90,13 +89,13 @@ class CCVR(StatefulWrapper):
         return self.calibrated(self.base.aggregate(state.base, uploads, server))
 
     def public(self, state: Calibrated) -> tuple[Params, Any] | None:
-        params, message = self.published(state.base)
+        params, message = published(self.base, state.base)
         return {**params, **state.classifier}, message
 
     def finish(self, state: Calibrated, clients: Clients) -> Calibrated:
         """The calibration."""
         base, server = self.base.finish(state.base, clients), clients.server
-        params, _ = self.published(base)
+        params, _ = published(self.base, base)
         width = server_embedding(server, params, torch.zeros(1, server.feature_dim)).shape[-1]
         like = no_gaussians(server.num_classes, width)
         uploads = clients.run(self.describe, lambda c: replace(self.base.message_for(base, c), params=params), like)

@@ -13,7 +13,7 @@ from protofed import tree
 from protofed.api import method as api
 from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, Uploads
+from protofed.api.method import Clients, Method, SettingErrors, Uploads
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
 from protofed.api.task import ClientId, TaskSpec
@@ -21,6 +21,7 @@ from protofed.data.batches import Batch
 from protofed.errors import BadInput
 from protofed.methods._shared.losses import cross_entropy
 from protofed.nn.networks import Model, Parts, matching, without
+from protofed.optim.optimizers import Optimizer
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Mean, Nothing, Params, Tree, record
@@ -177,15 +178,32 @@ class PartSharing(PrivateParts[OwnWeights]):
         return OwnWeights(matching(client.initial_params(), self.private))
 
 
-def refuse_other_classifier(base: Method[Any, Any, Any, Any], method: str) -> None:
-    if not base.has_plain_classifier:
-        raise BadInput(f"{method} retrains a classifier on features, and that of {type(base).__name__} reads others")
+def base_errors(wrapper: Method[Any, Any, Any, Any], base: Method[Any, Any, Any, Any]) -> SettingErrors:
+    """Why a wrapper cannot go around a base: what decides is what the base has, not its class."""
+    name, base_name = type(wrapper).__name__, type(base).__name__
+    if type(base).public is Method.public:
+        yield "base", f"{name} needs a method that has a public model, and {base_name} has none"
+    elif "wrapper" in base.tags:
+        yield "base", f"{name} goes around a method, and {base_name} is a wrapper itself"
+    elif wrapper.retrains_classifier and not base.has_plain_classifier:
+        yield "base", f"{name} retrains a classifier on features, and that of {base_name} reads others"
+
+
+def published(base: Method[Any, Any, Any, Any], state: Any) -> tuple[Params, Any]:
+    """The base's public model, and the message that it predicts with."""
+    public = base.public(state)
+    if public is None:
+        raise BadInput(f"{type(base).__name__} has no public model with these settings, so nothing can go around it")
+    return public
 
 
 class Wrapper(Method[Any, Any, Any, Any]):
-    """A method around another one with a global model; whatever it does not say itself is the base's."""
+    """A method around another one that has a public model; whatever it does not say itself is the base's."""
 
     base: Method[Any, Any, Any, Any]
+
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        return base_errors(self, self.base)
 
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         return self.base.networks(spec, client)
@@ -248,12 +266,6 @@ class StatefulWrapper(Wrapper):
     def public(self, state: Any) -> tuple[Params, Any] | None:
         return self.base.public(state.base)
 
-    def published(self, base_server: Any) -> tuple[Params, Any]:
-        """The base's public model, which a global model always has, and the message that it predicts with."""
-        public = self.base.public(base_server)
-        assert public is not None
-        return public
-
 
 @record
 class WeightsAndPrototypes(Generic[Known]):
@@ -289,12 +301,9 @@ class PrototypeSharing(
     def prototype_loss(self, z: Tensor, batch: Batch, known: Known) -> Tensor:
         """The terms that read prototypes, per example, (B,)."""
 
-    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
-        return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
-
     def init_server(self, server: ServerContext) -> WeightsAndPrototypes[Known]:
-        params = without(server.initial_params(), class_means.RECORDED)
-        return WeightsAndPrototypes(params, self.no_prototypes(server.num_classes, server.feature_dim))
+        prototypes = self.no_prototypes(server.num_classes, server.feature_dim)
+        return WeightsAndPrototypes(server.initial_params(), prototypes)
 
     def message_for(self, state: WeightsAndPrototypes[Known], client: ClientId) -> WeightsAndPrototypes[Known]:
         return state
@@ -321,14 +330,12 @@ class PrototypeSharing(
     async def train(
         self, client: ClientContext, message: WeightsAndPrototypes[Known], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
-        start = class_means.cleared(message.params, client.networks)
-        params = await client.fit(Objective(self.loss), params=start, context=(message.prototypes,))
-        prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
-        shared = without(params, (*self.private, *class_means.RECORDED))
-        return Reply(PrototypeUpload(shared, prototypes, client.num_examples), memory)
+        params, prototypes = await class_means.fit_with_prototypes(
+            client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
+        )
+        return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
 
     def loss(self, model: Model, batch: Batch, known: Known) -> Tensor:
         """The local objective: cross-entropy and what the method adds."""
         z = model.features(batch.x)
-        class_means.record_last_epoch(model, z, batch)
         return batch.cross_entropy(model.scores(z)) + batch.mean(self.prototype_loss(z, batch, known))

@@ -85,7 +85,7 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
     async def train(self, client: ClientContext, message: Weights, memory: OwnWeights) -> Reply[Prototypes, OwnWeights]:
         start = {**memory.params, **message.params}
         params = await client.fit(Objective(cross_entropy), params=start)
-        means = class_means.ownership(await class_means.of_client(client, params, "recomputed"))
+        means = class_means.ownership(await class_means.of_client(client, params))
         return Reply(means, OwnWeights(params))
 
 

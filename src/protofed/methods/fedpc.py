@@ -40,18 +40,16 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, NonNegative, Positive, Uploads
 from protofed.api.requests import Objective
-from protofed.api.task import ClientId, TaskSpec
+from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.families import OwnWeights, PrototypeUpload
-from protofed.nn.networks import Model, Parts, Patterns, matching, without
+from protofed.nn.networks import Model, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.prototypes.kmeans import Partition, no_partition, partitioned
 from protofed.tree import Mean, Params, record
-
-KEPT: Patterns = (*CLASSIFIER, *class_means.RECORDED)
 
 T = TypeVar("T")
 
@@ -94,13 +92,10 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
 
     private = CLASSIFIER
 
-    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
-        return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
-
     # ---- who belongs together
 
     def init_server(self, server: ServerContext) -> Clusters:
-        params = {name: leaf[None] for name, leaf in without(server.initial_params(), KEPT).items()}
+        params = {name: leaf[None] for name, leaf in without(server.initial_params(), CLASSIFIER).items()}
         assignment = {client: torch.tensor(-1) for client in sorted(server.spec.clients)}
         empty = stacked([class_means.no_prototypes(server.num_classes, server.feature_dim)])
         return Clusters(params, empty, empty, assignment, no_partition(empty.mean.numel()))
@@ -135,7 +130,7 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
         """The client's prototypes under the initial weights, Eq. (2); none, and no work, if it has a cluster."""
         if message.is_assigned:
             return Reply(class_means.no_prototypes(*message.prototypes.mean.shape), memory)
-        prototypes = await class_means.of_client(client, client.initial_params(), "recomputed")
+        prototypes = await class_means.of_client(client, client.initial_params())
         return Reply(class_means.ownership(prototypes), memory)
 
     # ---- rounds
@@ -177,16 +172,17 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     async def train(
         self, client: ClientContext, message: ClusterMessage, memory: OwnWeights
     ) -> Reply[PrototypeUpload, OwnWeights]:
-        start = class_means.cleared(self.local_weights(message, memory), client.networks)
-        params = await client.fit(Objective(self.loss), params=start, context=(message.prototypes,))
-        prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
-        upload = PrototypeUpload(without(params, KEPT), prototypes, client.num_examples)
+        start = self.local_weights(message, memory)
+        params, prototypes = await class_means.fit_with_prototypes(
+            client, Objective(self.loss), start, (message.prototypes,), self.prototype_mode
+        )
+        sent = class_means.ownership(prototypes)
+        upload = PrototypeUpload(without(params, CLASSIFIER), sent, client.num_examples)
         return Reply(upload, OwnWeights(matching(params, CLASSIFIER)))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """The local objective, Eq. (4)."""
         z = model.features(batch.x)
-        class_means.record_last_epoch(model, z, batch)
         cross_entropy = batch.cross_entropy(model.scores(z))
         return self.cross_entropy_weight * cross_entropy + self.pull_weight * prototype_distance(z, batch, known)
 

@@ -31,7 +31,7 @@ from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
-from protofed.nn.networks import Model, without
+from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Nothing
@@ -62,18 +62,17 @@ class FedProc(PrototypeSharing[Prototypes]):
     async def train(
         self, client: ClientContext, message: WeightsAndPrototypes[Prototypes], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
-        start = class_means.cleared(message.params, client.networks)
-        share = torch.tensor(self.share(client.round, client.num_rounds))
-        params = await client.fit(Objective(self.shared_loss), params=start, context=(message.prototypes, share))
-        prototypes = await class_means.of_client(client, params, self.prototype_mode)
+        context = message.prototypes, torch.tensor(self.share(client.round, client.num_rounds))
+        params, prototypes = await class_means.fit_with_prototypes(
+            client, Objective(self.shared_loss), message.params, context, self.prototype_mode
+        )
         if self.prototype_weighting == "uniform":
             prototypes = class_means.ownership(prototypes)
-        return Reply(PrototypeUpload(without(params, class_means.RECORDED), prototypes, client.num_examples), memory)
+        return Reply(PrototypeUpload(params, prototypes, client.num_examples), memory)
 
     def shared_loss(self, model: Model, batch: Batch, known: Prototypes, share: Tensor) -> Tensor:
         """The local objective: α times the contrast and 1 − α times cross-entropy."""
         z = model.features(batch.x)  # (B, D)
-        class_means.record_last_epoch(model, z, batch)
         own_share = share * known.is_known[batch.y]  # (B,)
         cross_entropy = F.cross_entropy(model.scores(z), batch.y, reduction="none")
         return batch.mean((1 - own_share) * cross_entropy + own_share * self.prototype_loss(z, batch, known))

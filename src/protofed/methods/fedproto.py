@@ -24,10 +24,10 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, NonNegative, Uploads
 from protofed.api.requests import Objective
-from protofed.api.task import ClientId, TaskSpec
+from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.methods.families import OwnWeights
-from protofed.nn.networks import Model, Parts, without
+from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Params
@@ -45,9 +45,6 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
 
     private = ("*",)
 
-    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
-        return class_means.with_recorder(spec, spec.model(client), self.prototype_mode)
-
     def init_server(self, server: ServerContext) -> Prototypes:
         return class_means.no_prototypes(server.num_classes, server.feature_dim)
 
@@ -62,7 +59,7 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
         return class_means.mean_over_owners((upload for _, upload in uploads), state)
 
     def init_memory(self, client: ClientContext, message: Prototypes) -> OwnWeights:
-        return OwnWeights(without(client.initial_params(), class_means.RECORDED))
+        return OwnWeights(client.initial_params())
 
     def local_weights(self, message: Prototypes, memory: OwnWeights) -> Params:
         return memory.params
@@ -70,15 +67,14 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
     async def train(
         self, client: ClientContext, message: Prototypes, memory: OwnWeights
     ) -> Reply[Prototypes, OwnWeights]:
-        start = class_means.cleared(memory.params, client.networks)
-        params = await client.fit(Objective(self.loss), params=start, context=(message,))
-        prototypes = class_means.ownership(await class_means.of_client(client, params, self.prototype_mode))
-        return Reply(prototypes, OwnWeights(without(params, class_means.RECORDED)))
+        params, prototypes = await class_means.fit_with_prototypes(
+            client, Objective(self.loss), memory.params, (message,), self.prototype_mode
+        )
+        return Reply(class_means.ownership(prototypes), OwnWeights(params))
 
     def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
         """The local objective, Eq. (7)."""
         z = model.features(batch.x)
-        class_means.record_last_epoch(model, z, batch)
         pull = contrast.pull(z, batch.y, known.mean, known.is_known)
         return batch.cross_entropy(model.scores(z)) + self.pull_weight * batch.mean(pull)
 

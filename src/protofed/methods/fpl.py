@@ -19,31 +19,29 @@ Departures:
    the authors' code.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protofed import tree
-from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import Positive
 from protofed.data.batches import Batch
-from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
+from protofed.methods.families import PrototypeSharing
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.prototypes.contrast import cluster_contrast, pull
 from protofed.prototypes.finch import cluster_means, finch
-from protofed.tree import Nothing, Params, record
+from protofed.tree import Ragged, record
 
 
 @record
 class Targets:
     """What clients learn against."""
 
-    clusters: Tensor  # (M, D), the prototypes of the contrast, M = Σ J_c
-    label: Tensor  # (M,), their classes; −1 where there is none
+    clusters: Annotated[Tensor, Ragged(fill=0)]  # (M, D), the prototypes of the contrast, M = Σ J_c
+    label: Annotated[Tensor, Ragged(fill=-1)]  # (M,), their classes; −1 where there is none
     consistent: Prototypes  # the prototype of the consistency for each class
 
 
@@ -102,14 +100,6 @@ class FPL(PrototypeSharing[Targets]):
         consistent = clusters.mean(0) if self.consistent_with == "unbiased" else plain  # Eq. (6)
         return contrasted.to(own.dtype), consistent.to(own.dtype)
 
-    def public(self, state: WeightsAndPrototypes[Targets]) -> tuple[Params, WeightsAndPrototypes[Targets]]:
-        return state.params, replace(state, prototypes=filled(state.prototypes))
-
-    async def train(
-        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Nothing
-    ) -> Reply[PrototypeUpload, Nothing]:
-        return await super().train(client, replace(message, prototypes=filled(message.prototypes)), memory)
-
     def prototype_loss(self, z: Tensor, batch: Batch, known: Targets) -> Tensor:
         """What the prototypes add to the objective of Eq. (12)."""
         loss = torch.zeros_like(batch.weight)
@@ -119,11 +109,3 @@ class FPL(PrototypeSharing[Targets]):
             target = known.consistent
             loss = loss + pull(z, batch.y, target.mean, target.is_known, self.consistency_reduction)
         return loss
-
-
-def filled(targets: Targets) -> Targets:
-    """With rows that are no prototypes up to a multiple of 32: numbers of clusters that change little from round to
-    round are one shape, and what was recorded for it can be used again."""
-    missing = -len(targets.label) % 32
-    clusters, label = F.pad(targets.clusters, (0, 0, 0, missing)), F.pad(targets.label, (0, missing), value=-1)
-    return replace(targets, clusters=clusters, label=label)

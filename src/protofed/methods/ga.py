@@ -36,7 +36,7 @@ from protofed.api.method import Clients, Method, SettingErrors, Uploads
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.validation import held_out
-from protofed.methods.families import StatefulWrapper, Weights, WeightUpload
+from protofed.methods.families import StatefulWrapper
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
@@ -50,13 +50,13 @@ ROUNDING = 1e-9
 
 @record
 class Adjusted:
-    base: Weights  # the server's record of the base method
+    base: Tree  # the server's record of the base method
     share: dict[ClientId, Tensor]  # (), float64, the weight of each client: not negative, and 1 together
 
 
 @record
 class Judged:
-    base: WeightUpload  # the upload of the base method
+    base: Tree  # the upload of the base method
     loss: Tensor  # (), of the weights that it holds on the validation data
 
 
@@ -82,6 +82,7 @@ class GA(StatefulWrapper):
     # ---- the server's half
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        yield from super().validate(optimizer, batch_size, spec)
         if getattr(self.base, "weighting", "examples") != "examples":
             yield "base.weighting", 'the weights of GA would not count in a plain mean: set it to "examples"'
 

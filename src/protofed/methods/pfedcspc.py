@@ -45,7 +45,7 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, NonNegative, Positive, Uploads
+from protofed.api.method import Method, NonNegative, Positive, SettingErrors, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
@@ -53,9 +53,10 @@ from protofed.errors import RoundAbandoned
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.models import HEAD, features, own_statistics, server_embedding
-from protofed.methods.families import Weights, WeightUpload, refuse_other_classifier
+from protofed.methods.families import base_errors, published
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model, Parts, matching, without
+from protofed.optim.optimizers import Optimizer
 from protofed.prototypes import alignment, calibration, class_means, sampling
 from protofed.prototypes.calibration import Partners, Pool
 from protofed.prototypes.class_means import Prototypes
@@ -71,7 +72,7 @@ Count = Annotated[int, Ge(1)]
 class Knowledge:
     """What the server knows."""
 
-    base: Weights  # the server's record of the base method
+    base: Tree  # the server's record of the base method
     head: Params  # the calibrated projection and classifier
     prototypes: Prototypes  # the global prototypes, (C, D)
     exemplars: Prototypes  # the exemplars, (C, P) with P the size of what the classifier reads
@@ -83,7 +84,7 @@ class Knowledge:
 class Guidance:
     """What a client receives."""
 
-    base: Weights
+    base: Tree  # the message of the base method
     prototypes: Prototypes
 
 
@@ -102,7 +103,7 @@ class Kept:
 
 @record
 class SampledUpload:
-    base: WeightUpload
+    base: Tree  # the upload of the base method
     prototypes: Slots
 
 
@@ -169,11 +170,13 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     # ---- the server's half
 
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        return base_errors(self, self.base)
+
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         return self.base.networks(spec, client)
 
     def init_server(self, server: ServerContext) -> Knowledge:
-        refuse_other_classifier(self.base, "pFedCSPC")
         base, dim, num_classes = self.base.init_server(server), server.feature_dim, server.num_classes
         width = server_embedding(server, base.params, torch.zeros(1, dim)).shape[-1]
         everyone, none = sorted(server.spec.clients), torch.zeros(0, dtype=torch.float64)
@@ -198,9 +201,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
         return Guidance(replace(self.base.message_for(state.base, client), params=params), state.prototypes)
 
     def public(self, state: Knowledge) -> tuple[Params, Guidance] | None:
-        public = self.base.public(state.base)
-        assert public is not None  # a global model is public
-        params, message = public
+        params, message = published(self.base, state.base)
         if self.calibration:
             params = {**state.base.params, **state.head}
         return params, Published(message, state.prototypes, state.exemplars)
@@ -213,7 +214,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
         slots: dict[ClientId, Slots] = {}
         models: dict[ClientId, Params] = {}
 
-        def of_base() -> Uploads[WeightUpload]:
+        def of_base() -> Uploads[Tree]:
             for client, upload in uploads:
                 slots[client] = upload.prototypes
                 if self.mixes_encoders:

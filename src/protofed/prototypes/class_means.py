@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofed.api.contexts import ClientContext
 from protofed.api.requests import Objective
 from protofed.api.roles import Count, Prototype
-from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
-from protofed.nn.networks import Model, Networks, Parts, matching
+from protofed.nn.networks import Model
 from protofed.nn.precision import product
 from protofed.tree import Params, Tree, record
 
@@ -55,62 +54,6 @@ def class_sums(z: Tensor, y: Tensor, weight: Tensor, num_classes: int) -> ClassS
     return ClassSums(product(member.T, z), member.sum(0))
 
 
-class Recorder(nn.Module):
-    """A part without weights that adds up the features of each class while a client trains."""
-
-    total: Tensor
-    count: Tensor
-
-    def __init__(self, num_classes: int, dim: int) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(num_classes, dim))
-        self.register_buffer("count", torch.zeros(num_classes))
-
-    def forward(self, z: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        sums = class_sums(z.detach(), y, weight, len(self.count))
-        self.total.add_(sums.total)
-        self.count.add_(sums.count)
-        return z
-
-
-RECORDED = ("recorder.*",)
-"""The recorder's entries of `Params`, which are nobody else's business."""
-
-
-def with_recorder(spec: TaskSpec, parts: Parts, mode: PrototypeMode) -> Parts:
-    """The parts and, for running prototypes, a recorder that fits their features."""
-    if mode == "recomputed":
-        return parts
-    features = parts["features"].eval()
-    with torch.no_grad():
-        dim = features(spec.input.blank()).shape[-1]
-    return {**parts, "recorder": Recorder(spec.num_classes, dim)}
-
-
-def record_last_epoch(model: Model, z: Tensor, batch: Batch) -> None:
-    """Has the recorder, if there is one, add up the features of a batch of the last epoch."""
-    if "recorder" in model.networks.parts:
-        model.recorder(z, batch.y, batch.weight * batch.is_last_epoch)
-
-
-def cleared(params: Params, networks: Networks) -> Params:
-    """The weights with an empty recorder, if the networks have one."""
-    return {**params, **matching(networks.initial_buffers, RECORDED)}
-
-
-def recorded(params: Params) -> Prototypes:
-    """What the recorder saw in the last epoch."""
-    return ClassSums(params["recorder.total"], params["recorder.count"]).prototypes()
-
-
-async def of_client(client: ClientContext, params: Params, mode: PrototypeMode) -> Prototypes:
-    """The client's class means after training, in either mode."""
-    if mode == "running":
-        return recorded(params)
-    sums = await client.total(FeatureSums(client.num_classes), params)
-    return sums.prototypes()
-
-
 @dataclass(frozen=True)
 class FeatureSums:
     """The statistic behind class means, for `total` and for the `fold` of a fit."""
@@ -121,16 +64,21 @@ class FeatureSums:
         return class_sums(model.features(batch.x), batch.y, batch.weight, self.num_classes)
 
 
+async def of_client(client: ClientContext, params: Params) -> Prototypes:
+    """The class means of the client's examples under these weights, in evaluation mode."""
+    sums = await client.total(FeatureSums(client.num_classes), params)
+    return sums.prototypes()
+
+
 async def fit_with_prototypes(
     client: ClientContext, objective: Objective, params: Params, context: tuple[Tree, ...], mode: PrototypeMode
 ) -> tuple[Params, Prototypes]:
     """The weights after training, and the client's class means in either mode."""
-    statistic = FeatureSums(client.num_classes)
-    if mode == "running":
-        fitted, sums = await client.fit(objective, params=params, context=context, fold=statistic)
-    else:
+    if mode == "recomputed":
         fitted = await client.fit(objective, params=params, context=context)
-        sums = await client.total(statistic, fitted)
+        return fitted, await of_client(client, fitted)
+    fold = FeatureSums(client.num_classes)
+    fitted, sums = await client.fit(objective, params=params, context=context, fold=fold)
     return fitted, sums.prototypes()
 
 
