@@ -54,7 +54,8 @@ def test_run_show_and_run_again(experiment: Path, tmp_path: Path) -> None:
     facts = json.loads(shown.stdout)
     assert facts["done"] is True
     assert [r["round"] for r in facts["rounds"]] == [1, 2, 3]
-    assert facts["accuracy"].keys() == {"pen", "ink", "street", "print", "average", "own_domain", "global"}
+    assert facts["last_five"]["domains"].keys() == {"pen", "ink", "street", "print"}
+    assert {"average", "own_domain", "public.accuracy"} <= facts["last_five"]["metrics"].keys()
 
     before = (folder / "rounds.jsonl").read_bytes()
     again = protofed("run", experiment, "--set", "training.seed=5", "--out", tmp_path / "out", "--json")

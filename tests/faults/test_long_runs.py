@@ -17,7 +17,8 @@ from faults.kills import fingerprint, folder_in_memory, in_own_process
 from protofed.api.contexts import ClientContext, Reply
 from protofed.engine.federation import Federation, Training
 from protofed.methods.moon import Moon
-from protofed.runs.runner import Experiment, Round, Silent, execute
+from protofed.runs.results import Round
+from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store.folder import RunFolder
 from protofed.runtimes.base import Runtime
 from protofed.runtimes.sequential import Sequential

@@ -168,7 +168,7 @@ def final_accuracy(task: Task, share: float, rounds: int, **training: Any) -> fl
     settings = replace(TRAINING, rounds=rounds, **training)
     runtime = DropOut(share, seed=settings.seed, history=History())
     result = execute(Experiment(Federation(FedAvg(), task, settings, runtime), evaluate_every=rounds))
-    return result.accuracy("last")["average"]
+    return result.metrics("last")["average"]
 
 
 def loss_of_accuracy(task: Task, rounds: int, **training: Any) -> tuple[float, float]:
@@ -692,13 +692,13 @@ def test_an_engine_that_swaps_two_memories_is_found_out(tmp_path: Path) -> None:
         of = replace(of, training=replace(of.training, fraction=1.0), runtime=Sequential())
         state = of.advance(of.start())
         assert not book.exists()
-        swapped = {**state.memories, "c001": state.memories["c002"], "c002": state.memories["c001"]}
+        swapped = {**state.receipts, "c001": state.receipts["c002"], "c002": state.receipts["c001"]}
         marks = {**state.server.own, "c001": state.server.own["c002"]}
-        lost = {client: memory for client, memory in state.memories.items() if client != "c003"}
+        lost = {client: receipt for client, receipt in state.receipts.items() if client != "c003"}
         wrong = {
-            "memories": replace(state, memories=swapped),
+            "memories": replace(state, receipts=swapped),
             "messages": replace(state, server=Marks(marks)),
-            "a memory that is lost": replace(state, memories=lost),
+            "a memory that is lost": replace(state, receipts=lost),
         }[what]
         of.advance(wrong)
         assert book.exists(), what

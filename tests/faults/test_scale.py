@@ -97,7 +97,7 @@ def measured(folder: str, clients: str, rounds: str) -> dict[str, Any]:
         written=meter.written,
         handles=max(meter.handles),
         resume=time.process_time() - begin,
-        known=len(resumed.state.memories),
+        known=len(resumed.state.receipts),
     )
     return asdict(needed)
 

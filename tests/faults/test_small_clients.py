@@ -7,12 +7,11 @@ holds stay as they were. FedNH fixes its classifier, and no client changes it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
-from protofed.evaluation.personal import Judged
 from torch import Tensor, nn
 
 from methods.conformance import (
@@ -37,7 +36,8 @@ from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods.ccvr import CCVR, class_gaussians, virtual_features
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fpl import FPL
-from protofed.metrics.formulas import local_index, macro_f1, owned_accuracy, proportional_accuracy, top1
+from protofed.metrics.formulas import accuracy, local_index, macro_f1, owned_accuracy, proportional_accuracy
+from protofed.metrics.registry import PersonalJudgement, measured
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Gradient, Sgd
 from protofed.prototypes.class_means import no_prototypes
@@ -313,7 +313,7 @@ def test_cross_entropy_among_known_classes_equals_that_of_a_task_without_the_abs
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor], float]] = {
-    "top1": lambda confusion, counts: top1(confusion),
+    "accuracy": lambda confusion, counts: accuracy(confusion),
     "owned": owned_accuracy,
     "proportional": proportional_accuracy,
     "macro F1": lambda confusion, counts: macro_f1(confusion),
@@ -337,13 +337,13 @@ def test_an_absent_class_that_is_predicted_is_a_mistake_and_adds_no_class_to_the
     confusion = torch.tensor([[3, 0, 1], [0, 4, 0], [0, 0, 0]])
     # F1 of class 0 is 2·3 / (4 + 3) = 6/7, of class 1 it is 1; a third class at 0 would give (6/7 + 1) / 3.
     assert macro_f1(confusion) == pytest.approx((6 / 7 + 1) / 2)
-    assert top1(confusion) == 7 / 8
+    assert accuracy(confusion) == 7 / 8
 
 
 def test_scores_of_a_client_leave_the_absent_class_out() -> None:
     nine = torch.eye(PRESENT, dtype=torch.int64) * 5
     ten = nn.functional.pad(nine, (0, 1, 0, 1))
     counts = torch.full((PRESENT,), 3)
-    judged = Judged(ten, ten, nn.functional.pad(counts, (0, 1)))
-    assert judged.scores() == replace(judged, everywhere=nine, at_home=nine, counts=counts).scores()
-    assert set(judged.scores().values()) == {1.0}
+    scores = measured("personal", PersonalJudgement(ten, ten, nn.functional.pad(counts, (0, 1))))
+    assert scores == measured("personal", PersonalJudgement(nine, nine, counts))
+    assert set(scores.values()) == {1.0}

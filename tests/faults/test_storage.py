@@ -32,9 +32,11 @@ from protofed.errors import BadInput, RunFailed
 from protofed.nn.networks import Parts
 from protofed.runs.config import config as configuration
 from protofed.runs.config.config_diff import HARMLESS
-from protofed.runs.runner import Experiment, Silent, execute, parsed
+from protofed.runs.results import parsed
+from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store import checkpoint, client_state, disk
 from protofed.runs.store.checkpoint import Checkpoint
+from protofed.runs.store.client_state import SavedStore
 from protofed.runs.store.folder import RunFolder
 from protofed.tasks import TASKS
 from run_doubles import small_experiment
@@ -55,6 +57,7 @@ class History:
         checkpoint.save(folder, self.states[round], self.federation, "run")
 
     def load(self, folder: Path) -> Checkpoint | None:
+        self.federation.runtime.store = checkpoint.saved_store(folder, self.federation)
         return checkpoint.load(folder, self.federation, "run")
 
 
@@ -69,16 +72,19 @@ def half_taking_part(rounds: int = ROUNDS) -> Experiment:
 def history(tmp_path_factory: pytest.TempPathFactory) -> History:
     folder, federation = tmp_path_factory.mktemp("history"), half_taking_part().federation
     states: list[Checkpoint] = []
+    federation.runtime.store = checkpoint.saved_store(folder, federation)
     found, state = History(federation, states, []), federation.start()
     for number in range(ROUNDS + 1):
         lines = "".join(f'{{"round": {k}}}\n' for k in range(number + 1))
-        states.append(Checkpoint(checkpoint.shelved(folder, state, federation), lines))
+        states.append(Checkpoint(state, lines))
         found.save(folder, number)
         loaded = found.load(folder)
         assert loaded is not None
         found.fingerprints.append(fingerprint_of(loaded))
         state = federation.advance(loaded.state)
-    assert len(states[3].state.memories.shards) > len(states[3].state.memories.fresh), "no memory is in an older file"
+    store, receipts = federation.runtime.store, states[3].state.receipts
+    assert isinstance(store, SavedStore)
+    assert len(store.unsaved(receipts)) < len(receipts), "no memory is in an older file"
     return found
 
 

@@ -1,6 +1,7 @@
 """Tables, pictures and progress, on numbers worked out by hand."""
 
 import io
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,25 +9,37 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from protofed.metrics.registry import METRICS
 from protofed.reports import progress
 from protofed.reports.comparison import _file_name
 from protofed.reports.figures import accuracy_over_rounds, standings
-from protofed.reports.tables import Row, cost_sheet, domain_sheet, personal_sheet
-from protofed.runs.runner import Round, execute
+from protofed.reports.tables import Numbers, Row, cost_sheet, domain_sheet, metric, personal_sheet
+from protofed.runs.results import Round
+from protofed.runs.runner import execute
 from run_doubles import small_experiment
+
+IDS = {metric.id for metric in METRICS}
+COSTS = {"down", "up", "seconds", "left_out", "reached"}
+
+
+def numbers(values: Mapping[str, float]) -> Numbers:
+    """Numbers of a run by what they are called: metrics, costs, and accuracies on domains."""
+    domains = {name: {"accuracy": value} for name, value in values.items() if name not in IDS | COSTS}
+    metrics = {name: value for name, value in values.items() if name in IDS}
+    return Numbers(domains, metrics=metrics, costs={name: value for name, value in values.items() if name in COSTS})
 
 
 def row(label: str, *averages: float, public: bool = True) -> Row:
-    seeds = [{"a": v - 0.1, "b": v + 0.1, "average": v, "own_domain": v + 0.05} for v in averages]
+    seeds = [numbers({"a": v - 0.1, "b": v + 0.1, "average": v, "own_domain": v + 0.05}) for v in averages]
     return Row(label, seeds, public, is_reference=label == "fedavg")
 
 
 def test_cells_are_mean_and_sample_deviation_in_percent() -> None:
     # 0.70, 0.72, 0.74: mean 0.72, deviation sqrt((0.02² + 0 + 0.02²) / 2) = 0.02
-    assert row("fpl", 0.70, 0.72, 0.74).cell("average") == "72.0 ± 2.0"
-    assert row("fpl", 0.70).cell("average") == "70.0"
-    assert row("fpl", 0.70).cell("global") == "–"
-    assert row("fpl").cell("average") == "failed"
+    assert row("fpl", 0.70, 0.72, 0.74).cell(metric("average")) == "72.0 ± 2.0"
+    assert row("fpl", 0.70).cell(metric("average")) == "70.0"
+    assert row("fpl", 0.70).cell(metric("public.accuracy")) == "–"
+    assert row("fpl").cell(metric("average")) == "failed"
 
 
 def test_the_table_has_the_papers_layout() -> None:
@@ -41,22 +54,22 @@ def test_the_table_has_the_papers_layout() -> None:
 
 
 def test_a_table_without_fedavg_has_no_gains_and_without_homes_no_such_column() -> None:
-    homeless = Row("fpl", [{"a": 0.5, "average": 0.5}])
+    homeless = Row("fpl", [numbers({"a": 0.5, "average": 0.5})])
     assert domain_sheet([homeless], ["a"]).rows == [["fpl", "50.0", "50.0", "–"]]
 
 
 def test_averages_over_other_domains_are_not_compared() -> None:
-    fedavg = Row("fedavg", [{"a": 0.5, "b": 0.7, "average": 0.6}], is_reference=True)
-    other = Row("other", [{"a": 0.5, "c": 0.9, "average": 0.7}])
-    same = Row("same", [{"a": 0.7, "b": 0.7, "average": 0.7}])
+    fedavg = Row("fedavg", [numbers({"a": 0.5, "b": 0.7, "average": 0.6})], is_reference=True)
+    other = Row("other", [numbers({"a": 0.5, "c": 0.9, "average": 0.7})])
+    same = Row("same", [numbers({"a": 0.7, "b": 0.7, "average": 0.7})])
     lines = domain_sheet([fedavg, other, same], ["a", "b", "c"]).rows
     assert lines[1] == ["other", "50.0", "–", "90.0", "70.0", "–"]
     assert lines[2] == ["same", "70.0", "70.0", "–", "70.0", "+10.0"]
 
 
 def test_published_numbers_stand_below_ours() -> None:
-    seeds = [{"a": 0.5, "average": 0.5, "global": 0.25, "local_index": 0.75}]
-    ours = Row("fpl", seeds, published={"average": 61.63, "global": 55.0})
+    seeds = [numbers({"a": 0.5, "average": 0.5, "public.accuracy": 0.25, "personal.local_index": 0.75})]
+    ours = Row("fpl", seeds, published={"average": 61.63, "public.accuracy": 55.0})
     assert domain_sheet([ours], ["a"]).rows[1] == ["*fpl, published*", "", "61.6", ""]
     personal = personal_sheet([ours])
     assert personal is not None
@@ -68,8 +81,8 @@ def test_published_numbers_stand_below_ours() -> None:
 
 
 def test_costs_by_hand() -> None:
-    seeds = [{"down": 3000, "up": 1500, "seconds": 2.0, "left_out": 1, "reached": 4}] * 2
-    late = [{"down": 0, "up": 0, "seconds": 1.0, "left_out": 0}]
+    seeds = [numbers({"down": 3000, "up": 1500, "seconds": 2.0, "left_out": 1, "reached": 4})] * 2
+    late = [numbers({"down": 0, "up": 0, "seconds": 1.0, "left_out": 0})]
     sheet = cost_sheet([Row("fpl", seeds), Row("local", late), Row("broken", [])], target=0.805)
     assert sheet.header[-1] == "rounds to 80.5 %"
     assert sheet.rows == [
@@ -81,7 +94,7 @@ def test_costs_by_hand() -> None:
 
 def test_the_table_of_the_demo_fits_a_terminal_of_eighty_columns_and_a_wider_one_loses_its_deviations() -> None:
     domains = {"pen": 0.9, "ink": 0.9, "street": 0.9, "print": 0.9, "average": 0.9, "own_domain": 0.9}
-    seeds = [domains, {key: value - 0.01 for key, value in domains.items()}]
+    seeds = [numbers(domains), numbers({key: value - 0.01 for key, value in domains.items()})]
     for label, cell in (("fedproto", "89.5±0.7"), ("a method of a rather long name", "89.5 ")):
         console = Console(file=io.StringIO(), width=80)
         sheet = domain_sheet([Row(label, seeds, has_public_model=False)], ["pen", "ink", "street", "print"])
@@ -94,7 +107,14 @@ def test_the_table_of_the_demo_fits_a_terminal_of_eighty_columns_and_a_wider_one
 
 def rounds(*values: float) -> list[Round]:
     return [
-        Round(k + 1, 2, {}, "public model", {"a": v, "b": v / 2}, {"average": 0.75 * v, "own_domain": v})
+        Round(
+            k + 1,
+            2,
+            {},
+            "public model",
+            {"a": {"accuracy": v}, "b": {"accuracy": v / 2}},
+            summary={"average": 0.75 * v, "own_domain": v},
+        )
         for k, v in enumerate(values)
     ]
 

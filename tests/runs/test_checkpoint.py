@@ -38,7 +38,8 @@ def folder(tmp_path: Path, states: list[State], federation: Federation) -> Path:
 
 
 def save(folder: Path, state: State, federation: Federation, lines: str = "") -> None:
-    checkpoint.save(folder, Checkpoint(checkpoint.shelved(folder, state, federation), lines), federation, "run")
+    federation.runtime.store = checkpoint.saved_store(folder, federation)
+    checkpoint.save(folder, Checkpoint(state, lines), federation, "run")
 
 
 def same(a: object, b: object) -> bool:

@@ -16,8 +16,8 @@ import pytest
 from protofed import BadInput
 from protofed.datasets import DATASETS
 from protofed.datasets.cache import load
+from protofed.metrics.registry import METRICS
 from protofed.reports import comparison as reporting
-from protofed.reports.tables import PERSONAL
 from protofed.runs import compare
 from protofed.runs.compare import Comparison
 from protofed.runs.config.config import Config
@@ -236,7 +236,7 @@ def test_published_columns_are_names_that_a_report_knows(file: str) -> None:
         domains = next(iter(found.runs[task].values()))[0].resolved()["task"].get("clients", {})
         for cells in rows.values():
             assert cells
-            assert set(cells) <= {*domains, "average", "reached", *PERSONAL}
+            assert set(cells) <= {*domains, "average", "reached", *(metric.id for metric in METRICS)}
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if f.startswith("f") and not f.startswith("fedpc")])

@@ -20,11 +20,14 @@ from torch import Tensor, nn
 import protofed
 from protofed import BadInput, Data, RunFailed, Task, wire
 from protofed.engine.federation import Training
+from protofed.metrics.registry import METRICS
 from protofed.nn.networks import Parts
 from protofed.runs.config import config
 from protofed.runs.config.sections import EvaluationSettings
-from protofed.runs.runner import METRICS, Experiment, Result, Round, Saver, at_home, execute, parsed, summarised
+from protofed.runs.results import Result, Round, parsed, summed
+from protofed.runs.runner import Experiment, execute
 from protofed.runs.runtime_choice import RuntimeSettings
+from protofed.runs.saver import Saver
 from protofed.runs.store.folder import RunFolder
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks.minidigits import Minidigits
@@ -218,6 +221,13 @@ def test_evaluation_every_few_rounds_and_always_in_the_last(experiment: Experime
     assert [r.round for r in result.rounds if r.is_evaluated] == [3, 6, 8]
 
 
+ALL = {metric.id for metric in METRICS if metric.group != "domain"}
+
+
+def measured_in(r: Round) -> set[str]:
+    return {name for name in ALL if r.metric(name) is not None}
+
+
 def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experiment) -> None:
     """FPL has a public model: GM in every round, the other metrics where clients are judged."""
     result = execute(replace(experiment, evaluate_every=2, evaluate_clients_every=3))
@@ -226,12 +236,16 @@ def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experim
     for r in result.rounds:
         if r.clients:
             assert r.clients.keys() == {"c0", "c1", "c2"}
-            assert r.metrics.keys() == METRICS.keys() - {"auc"}
-            assert r.metrics["owned"] == pytest.approx(sum(own["owned"] for own in r.clients.values()) / 3)
-            gm, local = r.metrics["global"], r.metrics["local_index"]
-            assert r.metrics["harmonic_mean"] == pytest.approx(2 * gm * local / (gm + local))
+            assert measured_in(r) == ALL - {"auc"}
+            assert r.personal["owned"] == pytest.approx(sum(own["owned"] for own in r.clients.values()) / 3)
+            gm, local = r.public["accuracy"], r.personal["local_index"]
+            assert r.summary["harmonic_mean"] == pytest.approx(2 * gm * local / (gm + local))
         elif r.is_evaluated:
-            assert r.metrics.keys() == {"average", "own_domain", "global"}
+            assert not r.personal
+            assert measured_in(r) == {name for name in ALL if not name.startswith("personal.")} - {
+                "auc",
+                "harmonic_mean",
+            }
     unjudged = execute(experiment)
     assert wire.encode(result.server) == wire.encode(unjudged.server), "judging changed the training"
 
@@ -239,18 +253,18 @@ def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experim
 def test_methods_without_a_public_model_have_no_global_metrics() -> None:
     experiment = replace(small_experiment("local", 1), evaluate_clients_every=1)
     (only,) = execute(experiment).rounds
-    assert METRICS.keys() - only.metrics.keys() == {"auc", "global", "harmonic_mean"}
+    assert ALL - measured_in(only) == {"auc", "public.accuracy", "public.balanced_accuracy", "harmonic_mean"}
 
 
 def test_what_clients_see_at_home_by_domain() -> None:
     """Clients c0 and c2 are of the domain low, c1 is of high; in each, accuracy is the mean over its clients."""
     (only,) = execute(small_experiment("local", 1)).rounds
-    low, high = only.homes["low"]["accuracy"], only.homes["high"]["accuracy"]
-    assert only.metrics["own_domain"] == pytest.approx((2 * low + high) / 3)
-    assert only.homes["low"].keys() == {"accuracy"}, "three classes have no area under the curve"
+    low, high = only.own_domains["low"]["accuracy"], only.own_domains["high"]["accuracy"]
+    assert only.summary["own_domain"] == pytest.approx((2 * low + high) / 3)
+    assert "auc" not in only.own_domains["low"], "three classes have no area under the curve"
     (public,) = execute(small_experiment("fedavg", 1)).rounds
-    assert {d: own["accuracy"] for d, own in public.homes.items()} == public.domains
-    assert at_home([public], "last") == public.homes
+    assert public.own_domains == public.domains
+    assert summed([public], "last").own_domains == public.own_domains
 
 
 def two_classes() -> Task:
@@ -267,16 +281,16 @@ def two_classes() -> Task:
 def test_two_classes_have_areas_under_the_curve_at_home_and_in_the_metrics() -> None:
     for method in ("local", "fedavg"):
         (only,) = protofed.run(method, two_classes(), rounds=1, epochs=1, batch_size=8).rounds
-        areas = [own["auc"] for own in only.homes.values()]
-        assert only.metrics["auc"] == pytest.approx(sum(areas) / 2)
+        areas = [own["auc"] for own in only.own_domains.values()]
+        assert only.summary["auc"] == pytest.approx(sum(areas) / 2)
         assert all(0 <= area <= 1 for area in areas)
 
 
 def test_a_domain_without_clients_is_seen_by_the_public_model() -> None:
     homeless = replace(two_classes(), domain_of={"c1": "high"})
     (only,) = protofed.run("fedavg", homeless, rounds=1, epochs=1, batch_size=8).rounds
-    assert only.homes["low"]["accuracy"] == only.domains["low"]
-    assert "auc" in only.homes["low"]
+    assert only.own_domains["low"] == only.domains["low"]
+    assert "auc" in only.own_domains["low"]
 
 
 def test_a_setup_that_asks_clients_has_a_line_and_what_moved_is_in_every_line(tmp_path: Path) -> None:
@@ -293,7 +307,14 @@ def test_a_setup_that_asks_clients_has_a_line_and_what_moved_is_in_every_line(tm
 
 def rounds_of(*averages: float | None) -> list[Round]:
     return [
-        Round(k + 1, 1, {}, "public model", {"a": v - 0.1, "b": v + 0.1}, {"average": v})
+        Round(
+            k + 1,
+            1,
+            {},
+            "public model",
+            {"a": {"accuracy": v - 0.1}, "b": {"accuracy": v + 0.1}},
+            summary={"average": v},
+        )
         if v is not None
         else Round(k + 1, 1, {})
         for k, v in enumerate(averages)
@@ -303,13 +324,14 @@ def rounds_of(*averages: float | None) -> list[Round]:
 def test_summaries_by_hand() -> None:
     rounds = rounds_of(0.9, None, 0.2, 0.3, 0.4, 0.5, 0.6)
     # the last five evaluated rounds are 0.2, 0.3, 0.4, 0.5 and 0.6
-    assert summarised(rounds, "last_five") == pytest.approx({"a": 0.3, "b": 0.5, "average": 0.4})
-    assert summarised(rounds, "last") == pytest.approx({"a": 0.5, "b": 0.7, "average": 0.6})
-    assert summarised(rounds, "best") == pytest.approx({"a": 0.8, "b": 1.0, "average": 0.9})
-    some = [replace(r, metrics={**r.metrics, "owned": 0.1 * r.round}) if r.round in (5, 7) else r for r in rounds]
-    assert summarised(some, "last_five")["owned"] == pytest.approx(0.6)  # of rounds 5 and 7, which have it
+    for summary, a, b, average in (("last_five", 0.3, 0.5, 0.4), ("last", 0.5, 0.7, 0.6), ("best", 0.8, 1.0, 0.9)):
+        scores = summed(rounds, summary)
+        assert {domain: own["accuracy"] for domain, own in scores.domains.items()} == pytest.approx({"a": a, "b": b})
+        assert scores.metrics == pytest.approx({"average": average})
+    some = [replace(r, personal={"owned": 0.1 * r.round}) if r.round in (5, 7) else r for r in rounds]
+    assert summed(some, "last_five").metrics["personal.owned"] == pytest.approx(0.6)  # of rounds 5 and 7, which have it
     with pytest.raises(BadInput, match="no round was evaluated"):
-        summarised(rounds_of(None), "last")
+        summed(rounds_of(None), "last")
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +344,7 @@ def test_the_result_has_rounds_server_and_a_model_for_each_client(python_result:
     assert python_result.server.params.keys() == python_result.model_for("c1").params.keys()
     logits = python_result.model_for("c0").logits(torch.zeros(4, 6))
     assert logits.shape == (4, 3)
-    assert python_result.accuracy("last").keys() == {"low", "high", "average", "own_domain", "global"}
+    assert python_result.accuracy("last").keys() == {"low", "high"}
     with pytest.raises(BadInput, match="no client 'nobody'; the clients are c0, c1, c2"):
         python_result.model_for("nobody")
 

@@ -101,7 +101,9 @@ class _Run:
         self.unsaved = ""
         self.federation = replace(experiment.federation, on_client=observer.client)
         self.folder = folder
-        if folder is not None and isinstance(self.federation.runtime.store, InMemoryStore):
+        if folder is not None and isinstance(
+            self.federation.runtime.store, InMemoryStore
+        ):  # clients are in this process
             self.federation.runtime.store = saved_store(folder.checkpoints, self.federation)
         self.observer = observer
         self.rounds: list[Round] = []

@@ -40,6 +40,13 @@ class InMemoryStore:
         _STATES[receipt] = state
         return receipt
 
+    def release(self, receipt: Receipt) -> Tree | None:
+        """Forgets a version that is kept elsewhere from now on; what it was, if it was here."""
+        return _STATES.pop(receipt, None)
+
+    def __contains__(self, receipt: object) -> bool:
+        return receipt in _STATES
+
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
         try:
             return _STATES[receipt]

@@ -5,7 +5,6 @@ New states are in memory until the next checkpoint writes them into a file, a sh
 were used last stay at hand.
 """
 
-import itertools
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from safetensors import safe_open
 from protofed import wire
 from protofed.api.task import ClientId
 from protofed.errors import RunFailed
-from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.client_store import InMemoryStore, Receipt
 from protofed.runtimes.device import moved
 from protofed.tree import Tree
 
@@ -43,31 +42,27 @@ class Saved:
     shard: Shard
 
 
-class SavedStore:
+_OWNERS: "WeakKeyDictionary[Receipt, SavedStore]" = WeakKeyDictionary()
+"""The stores whose files hold states: a later run in this process may look at the result of an earlier one."""
+
+
+class SavedStore(InMemoryStore):
     """A client store whose states a checkpoint can write and read."""
 
     def __init__(self, folder: Path, like: Callable[[ClientId], Tree], device: torch.device) -> None:
         self._folder = folder
         self._like = like
         self._device = device
-        self._numbers = itertools.count()
-        self._new: WeakKeyDictionary[Receipt, Tree] = WeakKeyDictionary()
         self._shards: WeakKeyDictionary[Receipt, Shard] = WeakKeyDictionary()
         self._held: OrderedDict[str, Tree] = OrderedDict()
         self._num_bytes = 0
 
-    # ---- what every client store does
-
-    def keep(self, client: ClientId, state: Tree) -> Receipt:
-        receipt = self._receipt(client)
-        self._new[receipt] = state
-        return receipt
-
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
-        if receipt in self._new:
-            return self._new[receipt]
-        if receipt not in self._shards:
-            raise RunFailed(f"the state {receipt} of client {client} is in no file of {self._folder}")
+        owner = _OWNERS.get(receipt)
+        return super().load(client, receipt) if owner is None else owner._saved(client, receipt)
+
+    def _saved(self, client: ClientId, receipt: Receipt) -> Tree:
+        """A state that is in a file."""
         if receipt not in self._held:
             self._hold(receipt, self._from_file(client, self._shards[receipt]))
         self._held.move_to_end(receipt)
@@ -78,30 +73,32 @@ class SavedStore:
     def unsaved(self, receipts: Mapping[ClientId, Receipt]) -> dict[ClientId, Tree]:
         """The states that are in no file."""
         # guard: save-writes-round-s-memories-only
-        return {client: self._new[receipt] for client, receipt in receipts.items() if receipt in self._new}
+        return {client: self.load(client, receipt) for client, receipt in receipts.items() if receipt in self}
 
     def shards(self, receipts: Mapping[ClientId, Receipt]) -> dict[ClientId, Shard]:
         """Where the other ones are."""
-        return {client: self._shards[receipt] for client, receipt in receipts.items() if receipt not in self._new}
+        return {c: _OWNERS[receipt]._shards[receipt] for c, receipt in receipts.items() if receipt not in self}
 
     def settle(self, saved: Saved) -> None:
         """These are in a file now."""
         for receipt in saved.receipts.values():
-            state = self._new.pop(receipt, None)
+            state = self.release(receipt)
             if state is not None:
-                self._shards[receipt] = saved.shard
+                self._place(receipt, saved.shard)
                 self._hold(receipt, state)
 
     def restored(self, shards: Mapping[ClientId, Shard]) -> dict[ClientId, Receipt]:
         """Receipts for the states that these files hold."""
-        receipts = {client: self._receipt(client) for client in shards}
-        self._shards.update({receipts[client]: shard for client, shard in shards.items()})
+        receipts = {client: self.keep(client, None) for client in shards}
+        for client, shard in shards.items():
+            self.release(receipts[client])
+            self._place(receipts[client], shard)
         return receipts
 
-    def _receipt(self, client: ClientId) -> Receipt:
-        receipt = Receipt(f"{client}/{next(self._numbers)}")
+    def _place(self, receipt: Receipt, shard: Shard) -> None:
+        self._shards[receipt] = shard
+        _OWNERS[receipt] = self
         weakref.finalize(receipt, self._drop, str(receipt))
-        return receipt
 
     def _hold(self, receipt: Receipt, state: Tree) -> None:
         self._held[str(receipt)] = state
