@@ -131,7 +131,7 @@ def test_methods_whose_tasks_differ_share_a_picture_and_every_name_is_in_its_leg
 ) -> None:
     found = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: found.append(figure))
-    other = [replace(r, domains={"b": 0.5, "c": 0.5}) for r in rounds(0.1, 0.5)]
+    other = [replace(r, domains={"b": {"accuracy": 0.5}, "c": {"accuracy": 0.5}}) for r in rounds(0.1, 0.5)]
     accuracy_over_rounds({"one": [rounds(0.1, 0.5)], "_two": [other, other]}, tmp_path / "picture.png", "title")
     (figure,) = found
     assert [axis.get_title() for axis in figure.axes] == ["a", "b", "c", "average"]

@@ -549,15 +549,14 @@ def test_the_time_of_a_round_is_told_apart(tmp_path: Path) -> None:
     assert second.seconds["checkpoint"] > 0
 
 
-def test_a_test_set_that_is_called_like_a_number_of_a_run_is_refused(tmp_path: Path) -> None:
-    experiment = small_experiment()
-    [*names] = experiment.federation.task.tests.values()
-    for name in ("average", "global", "down", "reached"):
-        task = replace(experiment.federation.task, tests={name: names[0]}, domain_of={})
-        other = replace(experiment, federation=replace(experiment.federation, task=task))
-        with pytest.raises(BadInput, match=f"a test set called '{name}'"):
-            execute(other, RunFolder(tmp_path))
-    assert not list(tmp_path.iterdir())
+def test_a_test_set_may_be_called_like_a_number_of_a_run() -> None:
+    experiment = small_experiment("fedavg", 1)
+    low, high = experiment.federation.task.tests.values()
+    task = replace(experiment.federation.task, tests={"average": low, "down": high}, domain_of={})
+    (only,) = execute(replace(experiment, federation=replace(experiment.federation, task=task))).rounds
+    accuracies = [scores["accuracy"] for scores in only.domains.values()]
+    assert list(only.domains) == ["average", "down"]
+    assert only.average == pytest.approx(sum(accuracies) / 2)
 
 
 def lasting(rounds: int) -> Experiment:

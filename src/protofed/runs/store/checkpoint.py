@@ -29,7 +29,7 @@ from protofed.engine.state import State
 from protofed.errors import RunFailed
 from protofed.runs.store import disk
 from protofed.runs.store.client_state import Saved, SavedStore, Shard
-from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.client_store import InMemoryStore, Receipt
 from protofed.runtimes.device import moved
 from protofed.tree import Tree
 from protofed.version import __version__
@@ -205,9 +205,9 @@ def _read(path: Path, federation: Federation, identity: str, allowed: Collection
     # guard: checks-before-parsing
     # guard: checks-before-parsing
     server = moved(wire.decode(files[SERVER], federation.initial_server), federation.runtime.device)
-    store = federation.runtime.store
     receipts = {client: Receipt(receipt) for client, receipt in manifest["receipts"].items()}
-    if isinstance(store, SavedStore):
+    if isinstance(federation.runtime.store, InMemoryStore):  # clients are in this process
+        federation.runtime.store = store = saved_store(path.parent, federation)
         receipts = store.restored(shards)
     state = State(manifest["round"], server, receipts, strikes=manifest["strikes"])
     return Checkpoint(state, files[ROUNDS].decode())
