@@ -99,6 +99,10 @@ BANNED_CALLS = {
 }
 SAFE_SWITCHES = {"shell": "False", "allow_pickle": "False", "trust_remote_code": "False"}
 ALLOWED = {
+    "runs/config/user_classes.py": (
+        {"importlib.import_module(name), which data may name"},
+        "only names in an experiment file or --set that the user gives, never in a run folder",
+    ),
     "runtimes/workers.py": (
         {"import multiprocessing"},
         "a pipe between a process and its own fork, open to nobody else",

@@ -19,10 +19,11 @@ from typing import Any, get_args
 
 from protofed.errors import BadInput
 from protofed.runs.config import config
-from protofed.runs.config.config import Config
+from protofed.runs.config.config import NO_IMPORTS, Config
 from protofed.runs.config.schema import nearest
 from protofed.runs.config.toml import Place, Table, document
 from protofed.runs.config.toml_locations import Key
+from protofed.runs.config.user_classes import Importer, importer_for
 from protofed.runs.runner import Summary
 
 KEYS = ("title", "source", "seeds", "summary", "target", "common", "tasks", "methods", "small", "published")
@@ -61,10 +62,12 @@ def load(
         known = _labelled(table, key, str(path))
         _refuse_unknown(chosen, known, f"{path}: {key}")
         table[key] = {label: own for label, own in known.items() if label in chosen} if chosen else known
-    return parse(_only_known(table, str(path)), str(path), is_small=is_small, overrides=overrides, place=place)
+    chosen_table = _only_chosen(table, str(path))
+    importer = importer_for(path)
+    return parse(chosen_table, str(path), is_small=is_small, overrides=overrides, place=place, importer=importer)
 
 
-def _only_known(table: dict[str, Any], source: str) -> dict[str, Any]:
+def _only_chosen(table: dict[str, Any], source: str) -> dict[str, Any]:
     """The table without what it says of tasks and methods that were left out."""
     tasks, methods = table["tasks"], table["methods"]
     methods = {
@@ -82,7 +85,13 @@ def _only_known(table: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def parse(
-    table: Table, source: str, *, is_small: bool = False, overrides: Iterable[str] = (), place: Place | None = None
+    table: Table,
+    source: str,
+    *,
+    is_small: bool = False,
+    overrides: Iterable[str] = (),
+    place: Place | None = None,
+    importer: Importer = NO_IMPORTS,
 ) -> Comparison:
     """The comparison in a table; `overrides` are set in every run."""
     for key in table:
@@ -109,7 +118,7 @@ def parse(
             found = (place((*layer, *key)) for layer in layers) if place else ()
             return f"{next((one for one in found if one != source), source)} ({method} on {task})"
 
-        return tuple(config.parse(sections, where, [*overrides, f"training.seed={seed}"]) for seed in seeds)
+        return tuple(config.parse(sections, where, [*overrides, f"training.seed={seed}"], importer) for seed in seeds)
 
     runs = {task: {method: configs(task, method) for method in methods} for task in tasks}
     return Comparison(

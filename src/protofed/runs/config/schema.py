@@ -54,7 +54,7 @@ def filled(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     if unknown:  # guard: no-unknown-key
         return joined(unknown, lambda: filled(cls, {word: values[word] for word in known if word in values}, where))
     try:
-        checked = _schema(cls)(**values)  # type: ignore[arg-type]
+        checked = schema_of(cls)(**values)  # type: ignore[arg-type]
     except ValidationError as error:
         problems = [_problem(detail, key, values) for detail in error.errors()]
         raise Problems(problems, _without(cls, values, where, {p.key[len(key)] for p in problems})) from None
@@ -65,7 +65,7 @@ def filled(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise Problems(problems, _without(cls, values, where, set(changed)))
     try:
         return cls(**own)
-    except BadInput as error:
+    except ValueError as error:  # BadInput is one
         raise Problems([Problem(key, str(error))]) from None
 
 
@@ -147,7 +147,7 @@ def _without(cls: type[T], values: Mapping[str, Any], where: str, wrong: set[str
 
 
 @cache
-def _schema(cls: type) -> type[BaseModel]:
+def schema_of(cls: type) -> type[BaseModel]:
     hints = get_type_hints(cls, include_extras=True)
     own: dict[str, Any] = {}
     for f in (f for f in fields(cls) if f.init):
