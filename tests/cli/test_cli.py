@@ -118,6 +118,7 @@ def test_two_processes_on_one_run_folder(experiment: Path, tmp_path: Path) -> No
             "diverged with",
         ),
         (("fly",), 2, "No such command"),
+        (("run", "first.toml", "--grace", "5"), 2, "--grace-period"),
     ],
 )
 def test_bad_input_says_what_is_wrong(
