@@ -104,6 +104,10 @@ ALLOWED = {
         {"import_module(f'{self._package}.{name}'), which data may name"},
         "only names that were found in the package's own folder",
     ),
+    "runs/config/user_classes.py": (
+        {"importlib.import_module(name), which data may name"},
+        "only names in an experiment file or --set that the user gives, never in a run folder",
+    ),
     "runtimes/workers.py": (
         {"import multiprocessing"},
         "waits for the pipes of its own forks",

@@ -118,6 +118,7 @@ def test_two_processes_on_one_run_folder(experiment: Path, tmp_path: Path) -> No
             "diverged with",
         ),
         (("fly",), 2, "No such command"),
+        (("run", "first.toml", "--grace", "5"), 2, "--grace-period"),
     ],
 )
 def test_bad_input_says_what_is_wrong(
@@ -302,7 +303,7 @@ def test_a_run_that_has_ended_is_not_shown_for_other_data(tmp_path: Path) -> Non
     table.write_text("x,y\n" + "1,1\n2,0\n" * 20)
     other = protofed(*words, cwd=tmp_path)
     assert other.returncode != 0
-    assert "its data have changed since" in other.stderr
+    assert "its data or code have changed since" in other.stderr
 
 
 def test_a_report_cannot_go_where_a_file_is(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from protofed.runs.config import config
 from protofed.runs.config.config import Config
 from protofed.runs.config.schema import field_names
 from protofed.runs.config.sections import EvaluationSettings
-from protofed.runs.config.toml import MOST_BYTES, document
+from protofed.runs.config.toml import MAX_BYTES, document
 from protofed.runs.config.toml_locations import Key, Lines
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS
@@ -323,7 +323,7 @@ TRAPS = [
     (OPTIMIZER + "lr = -inf", ":6: training.optimizer.lr: must be a finite number, not -inf"),
     (OPTIMIZER + "lr = 0", ":6: training.optimizer.lr: must be greater than 0, not 0"),
     (OPTIMIZER + "lr = 1e400", "experiment.toml: not valid TOML: 1e400 is too large for a number"),
-    (OPTIMIZER + "weight_decay = 1e-400", "experiment.toml: not valid TOML: 1e-400 is too near to 0 for a number"),
+    (OPTIMIZER + "weight_decay = 1e-400", "experiment.toml: not valid TOML: 1e-400 is too close to 0 for a number"),
     (TRAINING + "rounds = -1", ":6: training.rounds: must be greater than or equal to 1, not -1"),
     (TRAINING + f"rounds = {10**400}", ":6: training.rounds: a whole number must fit into 64 bits"),
     (TRAINING + "seed = 9223372036854775808", ":6: training.seed: a whole number must fit into 64 bits"),
@@ -409,7 +409,7 @@ OVERRIDES = [
     (['task.name="minidigits'], '--set task.name="minidigits: not valid TOML: '),
     (["training.optimizer={lr = 1, lr = 2}"], "not valid TOML: Duplicate inline table key 'lr'"),
     ([f"training.rounds={10**400}"], "a whole number must fit into 64 bits"),
-    (["training.optimizer.weight_decay=1e-400"], "1e-400 is too near to 0 for a number"),
+    (["training.optimizer.weight_decay=1e-400"], "1e-400 is too close to 0 for a number"),
     (["training.rounds=" + "[" * 33 + "]" * 33], "nested too deeply"),
     (["training" + ".a" * 5000 + "=1"], "nested too deeply"),
     (["rounds=3"], "--set: rounds: unknown section; it is a key of [training]"),
@@ -460,9 +460,9 @@ def test_brackets_and_dots_inside_text_and_comments_are_no_levels() -> None:
 
 
 def test_a_file_of_half_a_megabyte_is_read_and_a_longer_one_is_not() -> None:
-    Path("some.toml").write_text(PLAIN + "#" * (MOST_BYTES - len(PLAIN)))
+    Path("some.toml").write_text(PLAIN + "#" * (MAX_BYTES - len(PLAIN)))
     assert config.load(Path("some.toml")).training.rounds == 20
-    Path("some.toml").write_text(PLAIN + "#" * (MOST_BYTES - len(PLAIN) + 1))
+    Path("some.toml").write_text(PLAIN + "#" * (MAX_BYTES - len(PLAIN) + 1))
     for load in (config.load, compare.load):
         with pytest.raises(BadInput, match=r"some\.toml: is larger than 500000 bytes"):
             load(Path("some.toml"))

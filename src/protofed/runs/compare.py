@@ -1,15 +1,15 @@
-"""Comparisons as TOML: several methods on one or more tasks with several seeds, and the published numbers beside ours.
+"""Comparisons as TOML: several methods on one or more tasks with several seeds, next to published numbers.
 
-title, source     what is compared, and where the published numbers stand
-seeds             of every run
+title             of the report
+source            where the numbers were published
+seeds             one run for each seed
 summary           last_five, last or best
-target            an accuracy, in percent; how many rounds it takes to reach it is reported
-[common]          sections that all runs share, as in an experiment's file: common.training and so on
-[tasks.LABEL]     sections that runs on this task have, its task.name among them
-[methods.LABEL]   sections that runs of this method have, its method.name among them; [methods.LABEL.on.TASK] more of
-                  them on one task
-[small]           sections for a run on a sliver with the first seed, to see that everything works
-[published.TASK]  columns, and one list of percentages for each method's label
+target            an accuracy in percent: the report says how many rounds it took to reach it
+[common]          settings of all runs, in the sections of an experiment file: [common.training] and so on
+[tasks.LABEL]     settings of the runs on one task, with its task.name
+[methods.LABEL]   settings of the runs of one method, with its method.name; [methods.LABEL.on.TASK]: more for one task
+[small]           settings for a quick test with the first seed and little data
+[published.TASK]  columns, and for each method's label a list of percentages
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,12 +19,14 @@ from typing import Any, get_args
 
 from protofed.errors import BadInput
 from protofed.runs.config import config
-from protofed.runs.config.config import Config
+from protofed.runs.config.config import NO_IMPORTS, Config
 from protofed.runs.config.schema import nearest
 from protofed.runs.config.toml import Place, Table, document
 from protofed.runs.config.toml_locations import Key
+from protofed.runs.config.user_classes import Importer, importer_for
 from protofed.runs.results import Summary
 
+KINDS: dict[type, str] = {dict: "a section", list: "a list", str: "a text"}
 KEYS = ("title", "source", "seeds", "summary", "target", "common", "tasks", "methods", "small", "published")
 
 
@@ -32,11 +34,11 @@ KEYS = ("title", "source", "seeds", "summary", "target", "common", "tasks", "met
 class Comparison:
     title: str
     source: str
-    """Where the published numbers stand; empty where there are none."""
+    """Where the numbers were published; empty if there are none."""
     seeds: tuple[int, ...]
     summary: Summary
     target: float | None
-    """A share."""
+    """An accuracy between 0 and 1."""
     runs: Mapping[str, Mapping[str, tuple[Config, ...]]]
     """By task and method: a configuration for each seed."""
     published: Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -55,23 +57,25 @@ def load(
     tasks: Sequence[str] = (),
     methods: Sequence[str] = (),
 ) -> Comparison:
-    """The comparison in a file; of its tasks and methods only these, by their labels, if some are named."""
+    """The comparison in a file, restricted to these tasks and methods if labels are given."""
     table, place = document(path)
     for key, chosen in (("tasks", tasks), ("methods", methods)):
-        known = _labelled(table, key, str(path))
-        _refuse_unknown(chosen, known, f"{path}: {key}")
-        table[key] = {label: own for label, own in known.items() if label in chosen} if chosen else known
-    return parse(_only_known(table, str(path)), str(path), is_small=is_small, overrides=overrides, place=place)
+        labelled = _labelled(table, key, str(path))
+        _refuse_unknown(chosen, labelled, f"{path}: {key}")
+        table[key] = {label: one for label, one in labelled.items() if label in chosen} if chosen else labelled
+    chosen_table = _only_chosen(table, str(path))
+    importer = importer_for(path)
+    return parse(chosen_table, str(path), is_small=is_small, overrides=overrides, place=place, importer=importer)
 
 
-def _only_known(table: dict[str, Any], source: str) -> dict[str, Any]:
-    """The table without what it says of tasks and methods that were left out."""
+def _only_chosen(table: dict[str, Any], source: str) -> dict[str, Any]:
+    """The table without the entries of tasks and methods that were not chosen."""
     tasks, methods = table["tasks"], table["methods"]
     methods = {
-        label: {**own, "on": {t: v for t, v in _tables(own, "on", f"{source}: methods.{label}").items() if t in tasks}}
-        if "on" in own
-        else own
-        for label, own in methods.items()
+        label: {**one, "on": {t: v for t, v in _tables(one, "on", f"{source}: methods.{label}").items() if t in tasks}}
+        if "on" in one
+        else one
+        for label, one in methods.items()
     }
     published = {
         task: {label: row for label, row in rows.items() if label == "columns" or label in methods}
@@ -82,9 +86,15 @@ def _only_known(table: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def parse(
-    table: Table, source: str, *, is_small: bool = False, overrides: Iterable[str] = (), place: Place | None = None
+    table: Table,
+    source: str,
+    *,
+    is_small: bool = False,
+    overrides: Iterable[str] = (),
+    place: Place | None = None,
+    importer: Importer = NO_IMPORTS,
 ) -> Comparison:
-    """The comparison in a table; `overrides` are set in every run."""
+    """The comparison in a table. `overrides` are set in every run."""
     for key in table:
         if key not in KEYS:
             raise BadInput(f"{source}: {key}: unknown key{nearest(key, KEYS)}")
@@ -92,24 +102,24 @@ def parse(
     small = _value(table, "small", dict, {}, source) if is_small else {}
     seeds = tuple(_value(table, "seeds", list, [0, 1, 2], source))
     if not seeds or not all(type(s) is int and s >= 0 for s in seeds) or len(set(seeds)) < len(seeds):
-        raise BadInput(f"{source}: seeds: must be different whole numbers, not {list(seeds)}")
+        raise BadInput(f"{source}: seeds: must be distinct whole numbers, not {list(seeds)}")
     seeds = seeds[:1] if is_small else seeds
 
     def configs(task: str, method: str) -> tuple[Config, ...]:
-        own = {key: value for key, value in methods[method].items() if key != "on"}
+        plain = {key: value for key, value in methods[method].items() if key != "on"}
         on = _tables(methods[method], "on", f"{source}: methods.{method}")
         _refuse_unknown(on, tasks, f"{source}: methods.{method}.on")
-        sections = merged(_value(table, "common", dict, {}, source), tasks[task], own, on.get(task, {}), small)
+        sections = merged(_value(table, "common", dict, {}, source), tasks[task], plain, on.get(task, {}), small)
         sections = {key: value for key, value in sections.items() if value}
         layers: list[Key] = [("small",)] if is_small else []
         layers += [("methods", method, "on", task), ("methods", method), ("tasks", task), ("common",)]
 
         def where(key: Key) -> str:
-            """The line of the last section that has the key, which is the one that counts."""
-            found = (place((*layer, *key)) for layer in layers) if place else ()
-            return f"{next((one for one in found if one != source), source)} ({method} on {task})"
+            """The line of the last layer that has the key: it overrides the others."""
+            places = (place((*layer, *key)) for layer in layers) if place else ()
+            return f"{next((one for one in places if one != source), source)} ({method} on {task})"
 
-        return tuple(config.parse(sections, where, [*overrides, f"training.seed={seed}"]) for seed in seeds)
+        return tuple(config.parse(sections, where, [*overrides, f"training.seed={seed}"], importer) for seed in seeds)
 
     runs = {task: {method: configs(task, method) for method in methods} for task in tasks}
     return Comparison(
@@ -124,39 +134,39 @@ def parse(
 
 
 def merged(*tables: Table) -> dict[str, Any]:
-    """Later tables over earlier ones, section by section; a section that names something else starts afresh."""
+    """Merges tables; later ones override earlier ones. A section with another `name` replaces the earlier one."""
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
             before = result.get(key)
             if isinstance(value, Mapping) and isinstance(before, Mapping):
-                is_other = "name" in value and value["name"] != before.get("name", value["name"])
-                result[key] = merged(value) if is_other else merged(before, value)
+                is_replaced = "name" in value and value["name"] != before.get("name", value["name"])
+                result[key] = merged(value) if is_replaced else merged(before, value)
             else:
                 result[key] = merged(value) if isinstance(value, Mapping) else value
     return result
 
 
 def _labelled(table: Table, key: str, source: str) -> Mapping[str, Table]:
-    found: Mapping[str, Table] = _value(table, key, dict, {}, source)
-    if not found or not all(isinstance(value, dict) for value in found.values()):
-        raise BadInput(f"{source}: {key}: needs at least one section, such as [{key}.fedavg]")
-    return found
+    labelled: Mapping[str, Table] = _value(table, key, dict, {}, source)
+    if not labelled or not all(isinstance(value, dict) for value in labelled.values()):
+        raise BadInput(f"{source}: {key}: needs at least one section, such as [{key}.LABEL]")
+    return labelled
 
 
 def _value(table: Table, key: str, kind: type, default: Any, source: str) -> Any:
     value = table.get(key, default)
     if not isinstance(value, kind):
-        raise BadInput(f"{source}: {key}: must be a {kind.__name__}, not {value!r}")
+        raise BadInput(f"{source}: {key}: must be {KINDS[kind]}, not {value!r}")
     return value
 
 
 def _tables(table: Table, key: str, source: str) -> dict[str, Any]:
     """The tables below a key, by their labels."""
-    found: dict[str, Any] = _value(table, key, dict, {}, source)
-    for label in found:
-        _value(found, label, dict, {}, f"{source}: {key}")
-    return found
+    labelled: dict[str, Any] = _value(table, key, dict, {}, source)
+    for label in labelled:
+        _value(labelled, label, dict, {}, f"{source}: {key}")
+    return labelled
 
 
 def _summary(table: Table, source: str) -> Summary:
@@ -194,7 +204,7 @@ def _published(
 
 
 def _cells(columns: list[str], row: list[Any], where: str) -> dict[str, float]:
-    """By column; "-" stands for a number that was not published."""
+    """The numbers by column. "-" means that none was published."""
     for value in row:
         if value != "-" and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise BadInput(f'{where}: {value!r} is neither a number nor "-"')

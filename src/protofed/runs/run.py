@@ -1,4 +1,4 @@
-"""A run from Python, with a user's own method and task if they wish."""
+"""`protofed.run`: a run from Python, also with a method and a task of the user's own."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -48,10 +48,10 @@ def run(
     on_save_error: Literal["stop", "warn"] = "stop",
     observer: Observer | None = None,
 ) -> Result:
-    """Runs a method on a task; returns the metrics of every round and the final state.
+    """Runs a method on a task. Returns the metrics of every round and the final state.
 
-    With a `folder`, the state is saved there after every round, and `resume` continues where a run was stopped. What
-    each argument means is said where its setting is: `Training`, `RuntimeSettings`, `execute`.
+    With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. For the
+    meaning of the other arguments see `Training`, `RuntimeSettings` and `execute`.
     """
     training = Training(
         rounds=rounds,
@@ -77,10 +77,10 @@ def run(
         evaluation=checked(EvaluationSettings(every=evaluate_every, clients=evaluate_clients_every)),
         saving=checked(SavingSettings(on_error=on_save_error)),
     )
-    place = RunFolder(Path(folder).absolute()) if folder is not None else None
+    run_folder = RunFolder(Path(folder).absolute()) if folder is not None else None
     return execute(
         config.experiment(),
-        place,
+        run_folder,
         resume=resume,
         allowed_changes=allowed_changes,
         steal_lock=steal_lock,

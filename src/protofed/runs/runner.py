@@ -101,9 +101,8 @@ class _Run:
         self.unsaved = ""
         self.federation = replace(experiment.federation, on_client=observer.client)
         self.folder = folder
-        if folder is not None and isinstance(
-            self.federation.runtime.store, InMemoryStore
-        ):  # clients are in this process
+        is_here = isinstance(self.federation.runtime.store, InMemoryStore)  # whether clients are in this process
+        if folder is not None and is_here:
             self.federation.runtime.store = saved_store(folder.checkpoints, self.federation)
         self.observer = observer
         self.rounds: list[Round] = []

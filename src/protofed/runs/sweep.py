@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
+from protofed.runs.config.user_classes import import_folders
 from protofed.runs.results import Round, parsed
 from protofed.runs.resuming import refuse_other_run
 from protofed.runs.runner import execute
@@ -56,7 +58,8 @@ def sweep(
     waiting = {c.identity: c for c, folder in zip(configs, folders, strict=True) if not folder.is_done}
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop, os.getpid())) as pool:
+    code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
+    with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop, os.getpid(), code_folders)) as pool:
         runs = {identity: pool.submit(_one, config, out) for identity, config in waiting.items()}
         pending = set(runs.values())
         while pending:
@@ -101,10 +104,12 @@ def _failure(run: "Future[None]") -> str | None:
 _stop: Event | None = None
 
 
-def _prepare(stop: Event, parent: int) -> None:
-    """Prepares a new process. The parent handles Ctrl-C and passes it on. The process ends with its parent."""
+def _prepare(stop: Event, parent: int, code_folders: list[str]) -> None:
+    """Prepares a new process. The parent handles Ctrl-C and passes it on. The process ends with its parent.
+    Configurations are unpickled here, so the folders of the user's own classes must be on the path."""
     global _stop
     _stop = stop
+    sys.path += [folder for folder in code_folders if folder not in sys.path]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

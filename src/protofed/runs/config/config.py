@@ -28,6 +28,7 @@ from protofed.runs.config.sections import (
 )
 from protofed.runs.config.toml import Place, Table, document, overlap, overridden, section_text
 from protofed.runs.config.toml_locations import Key
+from protofed.runs.config.user_classes import Importer, code_digest, importer_for, user_classes
 from protofed.runs.runner import Experiment
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runtimes.base import Runtime
@@ -35,6 +36,8 @@ from protofed.runtimes.sequential import Sequential
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 
 T = TypeVar("T")
+
+NO_IMPORTS = Importer()
 
 HASHED = ("task", "method", "training")
 """Sections that change what is trained."""
@@ -48,6 +51,8 @@ class Config:
     runtime: RuntimeSettings
     evaluation: EvaluationSettings
     saving: SavingSettings = field(default_factory=SavingSettings)
+    user_code: str = ""
+    """A digest of the files that define a method or task of the user's own."""
 
     def resolved(self) -> dict[str, dict[str, Any]]:
         """Every setting of the run, by section."""
@@ -55,13 +60,12 @@ class Config:
 
     @property
     def identity(self) -> str:
-        """The hash of what changes numbers: task, method, training and the numerics of the runtime. For a task that
-        reads the user's files: `+` and their hash."""
+        """The hash of what changes numbers: task, method, training and the numerics of the runtime. If the user's
+        own files decide too, data or code: `+` and their hash."""
         table = self.resolved()
         digest = digest_of({**{key: table[key] for key in HASHED}, "numerics": self.runtime.numerics()})
-        if not isinstance(self.task, ReadsOwnFiles):
-            return digest
-        return f"{digest}+{text_digest(self.task.stamp())}"
+        files = self.user_code + (self.task.stamp() if isinstance(self.task, ReadsOwnFiles) else "")
+        return f"{digest}+{text_digest(files)}" if files else digest
 
     def toml(self) -> str:
         return "\n".join(section_text(name, table) for name, table in self.resolved().items())
@@ -93,23 +97,26 @@ class Config:
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file, with overrides such as `method.temperature=0.05`."""
     table, place = document(path)
-    return parse(table, place, overrides)
+    return parse(table, place, overrides, importer_for(path))
 
 
-def parse(table: Table, source: str | Place, overrides: Iterable[str] = ()) -> Config:
-    """The configuration in a table. Raises one BadInput that lists all problems."""
+def parse(table: Table, source: str | Place, overrides: Iterable[str] = (), importer: Importer = NO_IMPORTS) -> Config:
+    """The configuration in a table. Raises one BadInput that lists all problems. Without an importer, the table can
+    only name registered methods and tasks."""
     tree = copy.deepcopy(dict(table))
     overridden_keys, problems = overridden(tree, overrides)
     problems += [UnknownKey((key,), "unknown section", known=(*SECTIONS,)) for key in tree if key not in SECTIONS]
+    methods, tasks, not_imported = user_classes(tree, importer)
+    registries = REGISTRIES.extended(methods, tasks)
     values: dict[str, Any] = {}
     for key in SECTIONS:
         try:
-            values[key] = built(tree, key, REGISTRIES)
+            values[key] = built(tree, key, registries)
         except Problems as error:
             problems += error.all
             values[key] = error.rest
-    old = [*renamed(tree)]
-    problems = [*old, *(p for p in problems if p.key not in {o.key for o in old})]
+    first = [*renamed(tree), *not_imported]  # these say more of a key than that its value is unknown
+    problems = [*first, *(p for p in problems if p.key not in {f.key for f in first})]
     wrong = {p.key for p in problems}
     problems += [p for p in check_sections(values) if not any(overlap(k, w) for k in (p.key, *p.others) for w in wrong)]
     if problems:
@@ -118,8 +125,8 @@ def parse(table: Table, source: str | Place, overrides: Iterable[str] = ()) -> C
         def place(key: Key) -> str:
             return "--set" if _is_overridden(key, table, overridden_keys) else in_file(key)
 
-        raise BadInput(listed(problems, keys_of_sections(tree, REGISTRIES), place))
-    return Config(**values)
+        raise BadInput(listed(problems, keys_of_sections(tree, registries), place))
+    return Config(**values, user_code=code_digest([*methods.values(), *tasks.values()]))
 
 
 def task_settings(name: str, overrides: Iterable[str] = ()) -> TaskSettings:

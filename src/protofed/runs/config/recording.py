@@ -10,7 +10,7 @@ from typing import Any
 from protofed.api.task import Task
 from protofed.errors import BadInput
 from protofed.runs.config.schema import shown
-from protofed.runs.config.toml import DEEPEST
+from protofed.runs.config.toml import MAX_DEPTH
 from protofed.tasks import TASKS, TaskSettings
 
 
@@ -69,9 +69,9 @@ def text_digest(text: str) -> str:
 
 def _can_be_recorded(value: Any, depth: int = 0) -> bool:
     """Whether TOML can hold the value and gives the same value back. Exact types: a numpy number does not qualify."""
-    if type(value) in (list, tuple) and depth < DEEPEST // 2:
+    if type(value) in (list, tuple) and depth < MAX_DEPTH // 2:
         return all(_can_be_recorded(item, depth + 1) and type(item) not in (dict, type(None)) for item in value)
-    if type(value) is dict and depth < DEEPEST // 2:
+    if type(value) is dict and depth < MAX_DEPTH // 2:
         return all(_is_text(key) and _can_be_recorded(item, depth + 1) for key, item in value.items())
     is_small = type(value) is int and -(2**63) <= value < 2**63
     is_number = type(value) is float and not isnan(value)

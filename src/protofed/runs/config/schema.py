@@ -1,7 +1,4 @@
-"""Sections of a configuration, checked against the dataclass that they fill.
-
-The fields of the dataclass, their types and ranges are the schema: there is no second list to keep in step.
-"""
+"""Checks a section against the dataclass that it fills. The fields, their types and ranges are the schema."""
 
 import difflib
 import json
@@ -17,8 +14,8 @@ from protofed.runs.config.toml_locations import Key
 
 T = TypeVar("T")
 
-LONGEST = 120
-"""Characters of a user's own words that a message repeats."""
+MAX_QUOTED = 120
+"""Characters of the user's text that a message quotes."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +25,13 @@ class Problem:
     key: Key
     what: str
     others: tuple[Key, ...] = ()
-    """The keys that it contradicts."""
+    """Other keys that are part of the problem."""
 
 
 @dataclass(frozen=True)
 class UnknownKey(Problem):
     known: tuple[str, ...] = ()
-    """What could stand in its place."""
+    """Keys that are valid here."""
 
 
 class Problems(Exception):
@@ -44,33 +41,33 @@ class Problems(Exception):
         super().__init__()
         self.all = tuple(problems)
         self.rest = rest
-        """What the section would be without the keys that are wrong; None if it would be nothing."""
+        """The section without its wrong keys; None if that cannot be built."""
 
 
 def filled(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """An instance of the dataclass with these values, or all that is wrong with them."""
+    """An instance of the dataclass with these values. Raises Problems with everything that is wrong."""
     key, known = tuple(where.split(".")), field_names(cls)
     unknown = [UnknownKey((*key, word), "unknown key", known=known) for word in values if word not in known]
     if unknown:  # guard: no-unknown-key
         return joined(unknown, lambda: filled(cls, {word: values[word] for word in known if word in values}, where))
     try:
-        checked = _schema(cls)(**values)  # type: ignore[arg-type]
+        checked = schema_of(cls)(**values)  # type: ignore[arg-type]
     except ValidationError as error:
         problems = [_problem(detail, key, values) for detail in error.errors()]
         raise Problems(problems, _without(cls, values, where, {p.key[len(key)] for p in problems})) from None
-    own = {name: getattr(checked, name) for name in known}
-    changed = [name for name, value in values.items() if _is_other_kind(value, own[name])]
+    converted = {name: getattr(checked, name) for name in known}
+    changed = [name for name, value in values.items() if _is_not_whole(value, converted[name])]
     if changed:
         problems = [Problem((*key, name), f"must be a whole number, not {shown(values[name])}") for name in changed]
         raise Problems(problems, _without(cls, values, where, set(changed)))
     try:
-        return cls(**own)
-    except BadInput as error:
+        return cls(**converted)
+    except ValueError as error:  # BadInput is one
         raise Problems([Problem(key, str(error))]) from None
 
 
 def named(registry: Mapping[str, type[T]], values: Mapping[str, Any], where: str) -> T:
-    """An instance of the registered class that `name` names, filled with the other values."""
+    """An instance of the class that `name` names, filled with the other values."""
     key = tuple(where.split("."))
     name = values.get("name")
     if "name" not in values:
@@ -83,7 +80,7 @@ def named(registry: Mapping[str, type[T]], values: Mapping[str, Any], where: str
 
 
 def joined(problems: Sequence[Problem], build: Callable[[], T]) -> T:
-    """What is built, unless there were problems before or are now."""
+    """The result of `build`. Raises its problems together with the earlier ones."""
     try:
         built = build()
     except Problems as found:
@@ -105,25 +102,25 @@ def chosen(registry: Mapping[str, type[T]], name: str, kind: str) -> type[T]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or what there is to choose from. Capitals, dashes and spaces do not count."""
+    """`; did you mean 'x'?`, or the list of valid words. Ignores case, dashes and spaces."""
     known = list(known)
-    forms = {_letters(own): own for own in known}
+    forms = {_letters(one): one for one in known}
     close = difflib.get_close_matches(_letters(word), forms, n=1, cutoff=0.5)
     return f"; did you mean {forms[close[0]]!r}?" if close else f"; known: {', '.join(known) or 'none'}"
 
 
 def written(key: Key) -> str:
-    """A key as TOML writes it; a word that only looks like another shows what it is made of."""
+    """A key as TOML writes it. Characters outside ASCII are escaped, so that look-alikes can be told apart."""
     return clipped(".".join(word if _is_bare(word) else json.dumps(word) for word in key))
 
 
 def shown(value: Any) -> str:
-    """A user's value in a message."""
+    """A value as a message quotes it."""
     return clipped(repr(value))
 
 
 def clipped(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
 def _letters(word: str) -> str:
@@ -134,8 +131,8 @@ def _is_bare(word: str) -> bool:
     return word.isascii() and word.replace("_", "").replace("-", "").isalnum()
 
 
-def _is_other_kind(given: Any, read: Any) -> bool:
-    """Whether a literal such as 1 was given as `true` or 1.0, which Python takes for equal."""
+def _is_not_whole(given: Any, read: Any) -> bool:
+    """Whether `true` or 1.0 was given for a Literal such as 1. Python calls them equal."""
     return type(read) is int and type(given) is not int
 
 
@@ -147,15 +144,15 @@ def _without(cls: type[T], values: Mapping[str, Any], where: str, wrong: set[str
 
 
 @cache
-def _schema(cls: type) -> type[BaseModel]:
+def schema_of(cls: type) -> type[BaseModel]:
     hints = get_type_hints(cls, include_extras=True)
-    own: dict[str, Any] = {}
+    hinted: dict[str, Any] = {}
     for f in (f for f in fields(cls) if f.init):
         default = f.default if f.default_factory is MISSING else f.default_factory()
-        own[f.name] = (hints[f.name], ... if default is MISSING else default)
+        hinted[f.name] = (hints[f.name], ... if default is MISSING else default)
     # guard: bare-word-no-number, numbers-finite
     config = ConfigDict(strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
-    schema: type[BaseModel] = create_model(cls.__name__, __config__=config, **own)
+    schema: type[BaseModel] = create_model(cls.__name__, __config__=config, **hinted)
     return schema
 
 
@@ -165,7 +162,7 @@ def _problem(detail: Any, where: Key, values: Mapping[str, Any]) -> Problem:
 
 
 def _given(place: tuple[str | int, ...], values: Any) -> Key:
-    """The words of a place that are keys of the user's; the others are pydantic's, such as the branch of a union."""
+    """The part of pydantic's location that is in the user's file. It also has words of its own, as for a union."""
     first, *deeper = place
     words = [str(first)]
     inner = values.get(first)

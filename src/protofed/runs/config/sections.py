@@ -1,16 +1,17 @@
 """The sections of an experiment file. To add one, add it to SECTIONS here and as a field of Config.
 
-[task]        name, and the settings of the task
-[method]      name, and the hyper-parameters of the method
+[task]        name, and the settings of the task; a name may be `module:Class` for one of the user's own
+[method]      name, and the hyper-parameters of the method; likewise
 [training]    rounds, epochs, batch_size, fraction, minimum_replies, seed and others, and [training.optimizer]
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
 [saving]      on_error
 """
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from annotated_types import Ge
 
@@ -49,6 +50,10 @@ class Registries:
 
     methods: Mapping[str, type[Method[Any, Any, Any, Any]]]
     tasks: Mapping[str, type[TaskSettings]]
+
+    def extended(self, methods: dict[str, type], tasks: dict[str, type]) -> "Registries":
+        """With classes of the user's own, which are listed last."""
+        return Registries(ChainMap(methods, cast(Any, self.methods)), ChainMap(tasks, cast(Any, self.tasks)))
 
 
 REGISTRIES = Registries(METHODS, TASKS)
@@ -150,7 +155,7 @@ def _nested(registry: Mapping[str, type[T]], table: Any, where: str, bases: Call
         try:
             values["base"] = _nested(registry, base, f"{where}.base", bases)
             allowed = bases(registry[values["name"]])
-            if base["name"] not in allowed:
+            if base["name"] not in allowed and ":" not in base["name"]:  # the type of the field decides on those
                 what = f"{values['name']} cannot go around {base['name']}: choose one of {', '.join(allowed)}"
                 raise Problems([Problem((*key, "base", "name"), what)])
         except Problems as error:

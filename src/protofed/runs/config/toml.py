@@ -1,4 +1,4 @@
-"""TOML: files and overrides as tables, with the place of every key, and settings written back."""
+"""TOML: reads files and overrides, knows the place of every key, and writes settings."""
 
 import json
 import math
@@ -14,16 +14,16 @@ from protofed.runs.config.toml_locations import Key, Lines, nesting
 
 Table = Mapping[str, Any]
 Place = Callable[[Key], str]
-"""Where a key stands, for a message: `file:line`."""
+"""The place of a key for a message, `file:line`."""
 
-MOST_BYTES = 500_000
-"""Of a file; a configuration has some hundred."""
-DEEPEST = 32
-"""Tables and arrays inside one another."""
+MAX_BYTES = 500_000
+"""Size of a file. A typical one has some hundred bytes."""
+MAX_DEPTH = 32
+"""Levels of nested tables and arrays."""
 
 
 def document(path: Path) -> tuple[dict[str, Any], Place]:
-    """The table in a TOML file, and where its keys stand."""
+    """The table in a TOML file, and the place of its keys."""
     text = _text(path)
     table = _loaded(text, str(path))
     return table, _placed(str(path), Lines(text, table))
@@ -42,13 +42,13 @@ def _text(path: Path) -> str:
     try:
         facts = path.stat()
         # guard: configuration-ordinary-file
-        if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for, a device may have no end
+        if not stat.S_ISREG(facts.st_mode):  # reading a pipe would block; /dev/zero never ends
             raise BadInput(f"{path}: cannot be read: it is not a file")
-        if facts.st_size <= MOST_BYTES:
+        if facts.st_size <= MAX_BYTES:
             with path.open("rb") as file:
-                content = file.read(MOST_BYTES + 1)
-        if facts.st_size > MOST_BYTES or len(content) > MOST_BYTES:  # guard: configuration-has-largest-size
-            raise BadInput(f"{path}: is larger than {MOST_BYTES} bytes: a configuration is not")
+                content = file.read(MAX_BYTES + 1)
+        if facts.st_size > MAX_BYTES or len(content) > MAX_BYTES:  # guard: configuration-has-largest-size
+            raise BadInput(f"{path}: is larger than {MAX_BYTES} bytes, which no configuration is")
         return content.decode("utf-8-sig")
     except FileNotFoundError:
         raise BadInput(f"{path}: there is no such file") from None
@@ -57,23 +57,23 @@ def _text(path: Path) -> str:
 
 
 def _loaded(text: str, source: str) -> dict[str, Any]:
-    """The table in a text that is neither too deep nor holds numbers that would become others."""
-    too_deep = f"{source}: nested too deeply: more than {DEEPEST} tables or arrays inside one another"
-    if nesting(text) > DEEPEST:  # guard: nesting-bounded
+    """The table in a text. Refuses deep nesting and integers of more than 64 bits."""
+    too_deep = f"{source}: nested too deeply: more than {MAX_DEPTH} tables or arrays inside one another"
+    if nesting(text) > MAX_DEPTH:  # guard: nesting-bounded
         raise BadInput(too_deep)  # guard: nesting-bounded
     try:
         table = tomllib.loads(text, parse_float=_float)
     except ValueError as error:
         raise BadInput(f"{source}: not valid TOML: {error}") from error
-    inner: list[tuple[Key, Any, int]] = [((), table, 0)]
-    while inner:
-        key, value, depth = inner.pop()
-        if isinstance(value, dict | list) and depth > DEEPEST:
+    pending: list[tuple[Key, Any, int]] = [((), table, 0)]
+    while pending:
+        key, value, depth = pending.pop()
+        if isinstance(value, dict | list) and depth > MAX_DEPTH:
             raise BadInput(too_deep)
         if isinstance(value, dict):
-            inner += [((*key, word), own, depth + 1) for word, own in value.items()]
+            pending += [((*key, word), item, depth + 1) for word, item in value.items()]
         elif isinstance(value, list):
-            inner += [(key, own, depth + 1) for own in value]
+            pending += [(key, item, depth + 1) for item in value]
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             place = _placed(source, Lines(text, table))
             raise BadInput(f"{place(key)}: {written(key)}: a whole number must fit into 64 bits")
@@ -81,12 +81,12 @@ def _loaded(text: str, source: str) -> dict[str, Any]:
 
 
 def _float(text: str) -> float:
-    """A number of TOML, unless it would be read as infinity or nothing."""
+    """A float. Refuses numbers that would overflow to infinity or underflow to 0."""
     number = float(text)
     if math.isinf(number) and "inf" not in text:
         raise ValueError(f"{clipped(text)} is too large for a number")
     if number == 0 and text.lower().partition("e")[0].strip("+-0._"):
-        raise ValueError(f"{clipped(text)} is too near to 0 for a number")
+        raise ValueError(f"{clipped(text)} is too close to 0 for a number")
     return number
 
 
@@ -94,7 +94,7 @@ def _float(text: str) -> float:
 
 
 def overridden(tree: dict[str, Any], overrides: Iterable[str]) -> tuple[set[Key], list[Problem]]:
-    """Sets values in the tree; their keys, and those that are set twice."""
+    """Sets the overrides in the tree. Returns their keys, and a problem for each key that is set twice."""
     given: dict[Key, Any] = {}
     problems = []
     for text in overrides:
@@ -115,7 +115,7 @@ def _override(text: str) -> tuple[Key, Any]:
     words = tuple(key.strip().split("."))
     if not equals or not all(words) or not value.strip():
         raise BadInput(f'--set {clipped(text)}: write it as section.key=value, an empty text as ""')
-    if len(words) > DEEPEST:
+    if len(words) > MAX_DEPTH:
         raise BadInput(f"--set {clipped(text)}: nested too deeply")
     return words, _value(value.strip(), text)
 
@@ -129,9 +129,9 @@ def _put(tree: dict[str, Any], key: Key, value: Any, text: str) -> None:
 
 
 def _value(text: str, source: str) -> Any:
-    """As TOML reads it; a bare word is a string."""
+    """The value as TOML; a bare word is a string."""
     try:
-        # inside a table on one line, where nothing can follow the value unseen: no comment, no second key
+        # An inline table ends on its line, so a comment or a second key after the value is an error.
         tables = _loaded(f"set = {{value = {text}}}", f"--set {clipped(source)}")
         if tables.keys() == {"set"} and tables["set"].keys() == {"value"}:
             return tables["set"]["value"]
@@ -142,7 +142,7 @@ def _value(text: str, source: str) -> Any:
 
 
 def overlap(one: Key, other: Key) -> bool:
-    """Whether one key is the other, or a table that holds it."""
+    """Whether the keys are equal, or one is a table that holds the other."""
     return all(a == b for a, b in zip(one, other, strict=False))
 
 
@@ -150,8 +150,8 @@ def overlap(one: Key, other: Key) -> bool:
 
 
 def section_text(name: str, table: Table) -> str:
-    known = {key: value for key, value in table.items() if value is not None}
-    plain = [f"{_toml_key(key)} = {_toml_value(v)}" for key, v in known.items() if not isinstance(v, Mapping)]
+    given = {key: value for key, value in table.items() if value is not None}
+    plain = [f"{_toml_key(key)} = {_toml_value(v)}" for key, v in given.items() if not isinstance(v, Mapping)]
     nested = [section_text(f"{name}.{_toml_key(key)}", v) for key, v in table.items() if isinstance(v, Mapping)]
     return "\n".join([f"[{name}]", *plain, "", *nested])
 
@@ -161,7 +161,7 @@ def _toml_key(key: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """TOML's strings are JSON's, but for surrogate pairs and one character."""
+    """A TOML string is a JSON string, except for surrogate pairs and the character DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -1,7 +1,7 @@
-"""What tomllib does not say of a TOML text: on which line a key stands, and how deeply it nests.
+"""What tomllib does not tell about a TOML text: the line of each key, and the depth of nesting.
 
-A text is read statement by statement, with just enough grammar to tell keys from values. A key inside an inline table
-has the line on which the table begins; a key inside an array of tables has none.
+Reads statement by statement, with just enough grammar to tell keys from values. A key in an inline table has the line
+on which the table begins. A key in an array of tables has no line.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 
 Key = tuple[str, ...]
 
-# Quantifiers are possessive and a string may lack its end, so that no text, valid or not, is gone through twice.
+# Quantifiers are possessive and strings may lack their end: no text, valid or not, causes backtracking.
 _LONG = r'"""(?:[^"\\]++|\\.|"(?!""))*+"{0,5}' + r"|'''(?:[^']++|'(?!''))*+'{0,5}"
 _SHORT = r'"(?:[^"\\\n]++|\\.)*+"?' + r"|'[^'\n]*+'?"
 _COMMENT = r"#[^\n]*+"
@@ -27,24 +27,24 @@ _PIECE = re.compile(rf"{_LONG}|{_SHORT}|{_COMMENT}|[\[{{]|[\]}}]|\n|[^\"'#\[\]{{
 
 
 class Lines:
-    """Where the keys of a valid text stand; it is read no further than to the last key that was asked for."""
+    """The lines of the keys in a valid text. Reads only as far as the last key that was asked for."""
 
     def __init__(self, text: str, table: Mapping[str, Any]) -> None:
-        self._table = table  # what tomllib reads in the text
+        self._table = table  # the text as tomllib reads it
         self._unread = _lines(text)
         self._first: dict[Key, int] = {}
 
     def of(self, key: Key) -> int | None:
-        """The line, from 1, that first names the key; None if none does, or if it cannot be told."""
+        """The first line, from 1, that names the key; None if there is none or it is unclear."""
         if not _has(self._table, key):
             return None
-        while key not in self._first and (found := next(self._unread, None)):
-            self._first.setdefault(*found)
+        while key not in self._first and (entry := next(self._unread, None)):
+            self._first.setdefault(*entry)
         return next((self._first[key[:n]] for n in range(len(key), 0, -1) if key[:n] in self._first), None)
 
 
 def nesting(text: str) -> int:
-    """A bound from below on how deeply a text nests, found without recursion: its open brackets, or a key's dots."""
+    """A lower bound on the depth of nesting, without recursion: open brackets, or the dots of a key."""
     plain = _OPAQUE.sub(lambda match: "s" if match["text"] else "", text)
     depth = deepest = 0
     for bracket in re.sub(r"[^\[\]{}]++", "", plain):
@@ -62,7 +62,7 @@ def _has(table: Any, key: Key) -> bool:
 
 
 def _lines(text: str) -> Iterator[tuple[Key, int]]:
-    """Each key outside inline tables, wherever it is named, with the line."""
+    """Each key outside inline tables with its line, every time that it is named."""
     line, counted = 1, 0
     for key, start in _named(text):
         line, counted = line + text.count("\n", counted, start), start
@@ -70,7 +70,7 @@ def _lines(text: str) -> Iterator[tuple[Key, int]]:
 
 
 def _named(text: str) -> Iterator[tuple[Key, int]]:
-    """The whole key of every header and assignment, and where it stands."""
+    """The full key of every header and assignment, and its offset in the text."""
     table: Key = ()
     at = _after(_BLANK, text, 0)
     while at < len(text):
@@ -82,7 +82,7 @@ def _named(text: str) -> Iterator[tuple[Key, int]]:
             yield (*table, *_words(assignment["key"])), at
             at = _after_value(text, assignment.end())
         else:
-            return  # not TOML as this module knows it: what follows has no lines
+            return  # unknown grammar: the keys after this have no line
         at = _after(_BLANK, text, at)
 
 
@@ -92,7 +92,7 @@ def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def _after_value(text: str, at: int) -> int:
-    """The end of the line on which a value ends: the first that ends outside brackets, strings and comments."""
+    """The end of the line on which a value ends: the first line end outside brackets, strings and comments."""
     depth = 0
     for piece in _PIECE.finditer(text, at):
         if piece.group() == "\n" and depth == 0:
@@ -102,7 +102,7 @@ def _after_value(text: str, at: int) -> int:
 
 
 def _words(key: str) -> Key:
-    """The words of a dotted key; quoted ones are read by tomllib itself."""
+    """The words of a dotted key. tomllib reads quoted ones."""
     if '"' not in key and "'" not in key:
         return tuple(word.strip() for word in key.split("."))
     words: list[str] = []

@@ -188,7 +188,9 @@ def refuse_other_data(folder: Path, identity: str) -> None:
         with contextlib.suppress(Damaged):
             then = _checked_manifest(path)["run"]
             if then.partition("+")[2] != identity.partition("+")[2]:
-                raise RunFailed(f"{path.parent.parent} holds run {then}, not {identity}: its data have changed since")
+                raise RunFailed(
+                    f"{path.parent.parent} holds run {then}, not {identity}: its data or code have changed since"
+                )
             return
 
 
