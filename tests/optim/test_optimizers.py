@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import bits
-from protofed.optim.optimizers import Adam, Asam, Gradient, Optimizer, Sam, Sgd
+from protofed.optim.optimizers import Adam, Asam, Gradient, HasRate, Optimizer, Sam, Sgd, halved, in_place_step, rate_of
 from protofed.tree import Params
 
 STEPS = 50
@@ -218,3 +218,54 @@ def test_a_step_in_place_is_the_same_step_whatever_the_layout_in_memory(sgd: Sgd
         own, own_state = sgd.step_in_place(lambda _, slope=slope: slope, own, own_state)
     torch.testing.assert_close(own, params)
     assert {name: leaf.data_ptr() for name, leaf in own.items()} == places
+
+
+@pytest.mark.parametrize("optimizer", [Sgd(lr=0.4), Adam(lr=0.4), Sam(Sgd(lr=0.4), rho=0.3), Asam(Adam(lr=0.4))])
+def test_an_optimiser_knows_its_rate(optimizer: HasRate) -> None:
+    assert isinstance(optimizer, HasRate)
+    assert rate_of(optimizer) == optimizer.lr == 0.4
+    other = optimizer.with_lr(0.1)
+    assert halved(optimizer, 2) == other
+    assert other.lr == 0.1
+    assert other.with_lr(0.4) == optimizer
+
+
+class Still:
+    """An optimiser of one's own, without a rate."""
+
+    def for_round(self, round: int) -> "Still":
+        return self
+
+    def init(self, params: Params) -> tuple[()]:
+        return ()
+
+    def step(self, gradient: Gradient, params: Params, state: tuple[()]) -> tuple[Params, tuple[()]]:
+        return params, state
+
+
+def test_an_optimiser_need_not_have_a_rate() -> None:
+    assert isinstance(Still(), Optimizer)
+    assert rate_of(Still()) is None
+    assert in_place_step(Still()) is None
+
+
+class Renamed(Sgd):
+    """Takes the step of its base."""
+
+
+class Scaled(Sgd):
+    def step(self, gradient: Gradient, params: Params, state: tuple[Tensor, ...]) -> tuple[Params, tuple[Tensor, ...]]:
+        return {name: leaf / 2 for name, leaf in params.items()}, state
+
+
+class ScaledInPlace(Scaled):
+    def step_in_place(
+        self, gradient: Gradient, params: Params, state: tuple[Tensor, ...]
+    ) -> tuple[Params, tuple[Tensor, ...]]:
+        return {name: leaf.div_(2) for name, leaf in params.items()}, state
+
+
+def test_a_step_in_place_is_not_inherited_by_those_who_take_another_step() -> None:
+    kinds = [Sgd, Renamed, Scaled, ScaledInPlace, type("More", (ScaledInPlace,), {}), Adam, Sam]
+    has_step = {kind.__name__: in_place_step(kind()) is not None for kind in kinds}
+    assert [name for name, has in has_step.items() if has] == ["Sgd", "Renamed", "ScaledInPlace", "More"]

@@ -20,7 +20,7 @@ from protofed.data.batches import Batch, Data, Plan, batch_at, training_plan
 from protofed.data.transforms import Draws, Transform
 from protofed.nn.networks import Model, Networks
 from protofed.nn.precision import Precision
-from protofed.optim.optimizers import Optimizer, Sgd, at_rate, rate_of
+from protofed.optim.optimizers import HasRate, Optimizer, in_place_step
 from protofed.runtimes.device import CPU, on
 from protofed.tree import Params, Ragged, Tree
 
@@ -95,15 +95,15 @@ class FitBody:
     ) -> tuple[Tree, Tree]:
         params, states, trouble, folded = carry
         rate, context = known
-        optimizer = at_rate(self.optimizer, rate.squeeze()) if self.has_rate else self.optimizer
+        optimizer = self.optimizer
+        if self.has_rate and isinstance(optimizer, HasRate):
+            optimizer = optimizer.with_lr(rate.squeeze())
+        step = (in_place_step(optimizer) if in_place else None) or optimizer.step
         states = list(states)
         for i, objective in enumerate(self.objectives):
             weights = tree.select(params, self.trained[i])
             fold = self.fold if i == 0 else None
             gradient = _Gradient(self, objective, fold, params, context, batch, slope, in_place)
-            step = optimizer.step
-            if in_place and isinstance(optimizer, Sgd) and type(optimizer).step is Sgd.step:  # not a user's own kind
-                step = optimizer.step_in_place
             weights, states[i] = step(gradient, weights, states[i])
             params = {**params, **gradient.buffers, **weights}
             trouble = trouble + gradient.trouble
@@ -280,13 +280,13 @@ class Lowering:
     def _fit(self, request: Fit) -> Loop:
         networks, params, optimizer = request.networks, dict(request.params), request.optimizer
         trained = request.trained()
-        rate = rate_of(optimizer)
-        changes = rate is not None and optimizer.for_round(1) != optimizer
-        device = request.data.y.device
-        known = (torch.full((1 if changes else 0,), rate or 0.0, device=device), request.context)
-        steady = at_rate(optimizer, 1.0) if changes else optimizer
+        device, steady = request.data.y.device, optimizer
+        rate = torch.zeros(0, device=device)
+        if isinstance(optimizer, HasRate) and optimizer.for_round(1) != optimizer:  # it changes from round to round
+            rate, steady = torch.full((1,), optimizer.lr, device=device), optimizer.with_lr(1.0)
+        known, has_rate = (rate, request.context), bool(len(rate))
         body = FitBody(
-            networks, request.objectives, tuple(map(tuple, trained)), steady, changes, request.fold, self._precision
+            networks, request.objectives, tuple(map(tuple, trained)), steady, has_rate, request.fold, self._precision
         )
         plan = _fit_plan(request)
         start = params, *self._beginning(steady, trained, device)

@@ -1,0 +1,55 @@
+"""Adam."""
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Self
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from protofed.optim.base import Amount, Gradient, Rate, Share, Tensors, clipped, each, named
+from protofed.tree import Params
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam with bias correction, with the meaning of every option that torch.optim.Adam gives it."""
+
+    lr: Rate = 0.001
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    eps: Rate = 1e-8
+    weight_decay: Amount = 0.0
+    clip_norm: Amount = 0.0
+    """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
+    lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    """The learning rate of round t is lr · lr_decayᵗ."""
+
+    def for_round(self, round: int) -> Self:
+        return replace(self, lr=self.lr * self.lr_decay**round)
+
+    def with_lr(self, lr: Any) -> Self:
+        return replace(self, lr=lr)
+
+    def init(self, params: Params) -> tuple[Tensors, Tensors, Tensor]:
+        """First and second moments, and the number of steps taken."""
+        moments = tuple(torch.zeros_like(leaf) for leaf in params.values())
+        device = moments[0].device if moments else None
+        return moments, moments, torch.zeros((), dtype=torch.float64, device=device)
+
+    def step(
+        self, gradient: Gradient, params: Params, state: tuple[Tensors, Tensors, Tensor]
+    ) -> tuple[Params, tuple[Tensors, Tensors, Tensor]]:
+        first, second, steps = state
+        weights = tuple(params.values())
+        grads = clipped(tuple(gradient(params).values()), self.clip_norm)
+        if self.weight_decay:
+            grads = each("add", grads, weights, alpha=self.weight_decay)
+        steps = steps + 1
+        first = each("lerp", first, grads, 1 - self.beta1)
+        second = each("addcmul", each("mul", second, self.beta2), grads, grads, value=1 - self.beta2)
+        size = self.lr / (1 - self.beta1**steps)
+        spread = (1 - self.beta2**steps).sqrt()
+        scales = each("add", each("div", each("sqrt", second), spread), self.eps)
+        moves = each("mul", each("div", first, scales), -size)
+        return named(params, each("add", weights, moves)), (first, second, steps)
