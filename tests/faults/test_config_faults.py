@@ -741,7 +741,7 @@ def test_clients_that_cannot_be_judged_are_named_before_anything_is_done() -> No
             own, METHODS["fedavg"](), Training(), RuntimeSettings("sequential"), EvaluationSettings(clients=1)
         )
 
-    with pytest.raises(BadInput, match="the task own tests no class that client 'c1' has: set it"):
+    with pytest.raises(BadInput, match="the task custom tests no class that client 'c1' has: set it"):
         judged({**task.clients, "c1": only["c1"]}).experiment()
     with pytest.raises(BadInput, match="that client 'c0', or one of 2 others, has"):
         judged(only).experiment()
@@ -753,7 +753,7 @@ def test_what_the_task_lacks_is_said_with_everything_else() -> None:
     evaluation, training = EvaluationSettings(clients=1), Training(minimum_replies=4)
     with pytest.raises(BadInput) as caught:
         Config(task, METHODS["fedmd"](), training, RuntimeSettings("sequential"), evaluation).experiment()
-    assert "evaluation.clients: the task own has no test sets" in str(caught.value)
+    assert "evaluation.clients: the task custom has no test sets" in str(caught.value)
     assert "method.name: FedMD needs public examples" in str(caught.value)
     assert "training.minimum_replies is 4, but only 3 clients take part" in str(caught.value)
 
