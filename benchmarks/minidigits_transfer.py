@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
-from protofed.tasks.minidigits import CLASSES, SIDE, Domain, domains
+from protofed.datasets.minidigits import CLASSES, SIDE, Domain, domains
 
 SEEDS = (0, 1, 2)
 EPOCHS = 20

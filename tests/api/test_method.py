@@ -36,7 +36,7 @@ def test_a_client_without_examples_is_left_out_with_a_warning(caplog: pytest.Log
         domain_of={"a": "low", **task.domain_of},
         local_tests={"a": examples(2)},
     )
-    assert "EMPTY_CLIENT: task own: no examples, left out: a" in caplog.text
+    assert "EMPTY_CLIENT: task custom: no examples, left out: a" in caplog.text
     assert (with_empty.clients, with_empty.domain_of, with_empty.local_tests) == (task.clients, task.domain_of, {})
     found, usual = (protofed.run("fpl", t, rounds=1, epochs=1, batch_size=8) for t in (with_empty, task))
     assert wire.encode(found.server) == wire.encode(usual.server)
@@ -45,7 +45,7 @@ def test_a_client_without_examples_is_left_out_with_a_warning(caplog: pytest.Log
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: replace(small_task(), clients={}), "task own: there are no clients"),
+        (lambda: replace(small_task(), clients={}), "task custom: there are no clients"),
         (lambda: replace(small_task(), clients={"a": examples(0), "b": examples(0)}), "no clients with examples"),
         (lambda: with_client(labelled(torch.tensor([0, 3]))), r"client 'new' has labels 0 to 3, outside 0\.\.2"),
         (lambda: with_client(labelled(torch.tensor([-1, 0]))), "client 'new' has labels -1 to 0"),

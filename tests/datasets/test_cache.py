@@ -276,7 +276,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(root: Path, warnings_of:
         check(found)
         torch.from_numpy(found["toy"].train.x)
         (warning,) = warnings_of()
-        assert f"toy cannot be kept in {root / 'cache'}" in warning
+        assert f"toy cannot be cached in {root / 'cache'}" in warning
 
 
 def test_what_cannot_be_written_to_is_copied_when_there_is_no_cache(root: Path) -> None:
@@ -303,7 +303,7 @@ def test_what_the_disk_gives_back_otherwise_is_not_kept(
 
     monkeypatch.setattr(cache, "_write", bad)
     check(load(TOY, root))
-    assert "0-train-x.npy did not come back" in warnings_of()[0]
+    assert "0-train-x.npy differs on disk" in warnings_of()[0]
     assert list((root / "cache").iterdir()) == []
 
 
@@ -327,10 +327,10 @@ def test_the_root_is_that_of_the_environment(root: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("PROTOFED_DATA", str(root))
     check(load(TOY))
     monkeypatch.setenv("PROTOFED_DATA", "")
-    with pytest.raises(BadInput, match=r"toy: set \$PROTOFED_DATA to the folder of data\. Make it\."):
+    with pytest.raises(BadInput, match=r"toy: set \$PROTOFED_DATA to the data folder\. Make it\."):
         load(TOY)
     monkeypatch.setenv("PROTOFED_DATA", str(root / "nowhere"))
-    with pytest.raises(BadInput, match="nowhere, the folder of data, is no folder"):
+    with pytest.raises(BadInput, match="nowhere, the data folder, is not a folder"):
         load(TOY)
 
 
@@ -355,7 +355,7 @@ def test_a_cache_that_leads_out_of_the_root_is_refused(root: Path, tmp_path_fact
 def test_fewer_examples_than_published_are_said_at_each_load(root: Path, warnings_of: Callable[[], list[str]]) -> None:
     load(TOY, root)
     load(replace(KEPT, counts={"toy": (10, 0)}), root)
-    assert warnings_of() == ["toy, training: 4 of the 10 examples that were published are here"]
+    assert warnings_of() == ["toy, training: only 4 of the 10 published examples are here"]
 
 
 def forked(work: Callable[[], object]) -> int:

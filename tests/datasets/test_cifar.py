@@ -71,10 +71,10 @@ def test_another_side_is_made_by_resizing(ten: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [
-        ("data_batch_3.bin", records((1,)), "holds 1 examples, not 2"),
-        ("data_batch_3.bin", records((1,), (1,))[:-1], "no multiple of 3073"),
+        ("data_batch_3.bin", records((1,)), "1 examples, not 2"),
+        ("data_batch_3.bin", records((1,), (1,))[:-1], "not a multiple of 3073"),
         ("test_batch.bin", records((1,), (1,), (1,), (1,)), "more than the 9219 bytes"),
-        ("test_batch.bin", records((1,), (1,), (10,)), "not below"),
+        ("test_batch.bin", records((1,), (1,), (10,)), "must be below"),
         ("batches.meta.txt", b"cat\ndog\n", "should name airplane, .* but names cat, dog"),
     ],
 )

@@ -81,13 +81,13 @@ def test_another_side_is_made_by_resizing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "match"),
     [
-        ("train-images-idx3-ubyte", idx(images(6))[:-1], "but it holds"),
-        ("train-images-idx3-ubyte", idx(images(5)), "holds 5 examples, not 6"),
+        ("train-images-idx3-ubyte", idx(images(6))[:-1], "but it has"),
+        ("train-images-idx3-ubyte", idx(images(5)), "5 examples, not 6"),
         ("train-images-idx3-ubyte", idx(images(7)), "more than the 4720 bytes"),
-        ("t10k-images-idx3-ubyte", idx(images(4).astype(bool).reshape(-1)), "no IDX file"),
-        ("t10k-labels-idx1-ubyte", idx([0, 1, 2]), "holds 3 examples, not 4"),
-        ("t10k-labels-idx1-ubyte", idx([0, 1, 2, 10]), "labels are 0 to 10, not 0 to 9"),
-        ("t10k-labels-idx1-ubyte", b"<html>", "no IDX file"),
+        ("t10k-images-idx3-ubyte", idx(images(4).astype(bool).reshape(-1)), "not an IDX file"),
+        ("t10k-labels-idx1-ubyte", idx([0, 1, 2]), "3 examples, not 4"),
+        ("t10k-labels-idx1-ubyte", idx([0, 1, 2, 10]), "0 to 10, not from 0 to 9"),
+        ("t10k-labels-idx1-ubyte", b"<html>", "not an IDX file"),
     ],
 )
 def test_a_wrong_file_of_mnist_is_named_with_what_was_expected(
@@ -134,14 +134,14 @@ def test_a_part_of_svhns_training_images_will_do_with_a_warning(
         assert not caplog.messages
         put_svhn(tmp_path, train=3)
         assert len(MATRICES(tmp_path, 32)["svhn"].train) == 3
-    assert caplog.messages == ["svhn, training: 3 of the 6 examples that were published are here"]
+    assert caplog.messages == ["svhn, training: only 3 of the 6 published examples are here"]
 
 
 @pytest.mark.parametrize(
     ("train", "test", "match"),
     [
-        (7, 4, "train_32x32.mat: it holds 7 examples, not 6"),
-        (6, 3, "test_32x32.mat: it holds 3 examples, not 4"),
+        (7, 4, "train_32x32.mat: it contains 7 examples, not 6"),
+        (6, 3, "test_32x32.mat: it contains 3 examples, not 4"),
         (6, 9, "test_32x32.mat: .*more .*bytes"),
     ],
 )
@@ -156,7 +156,7 @@ def test_svhn_with_another_label_is_refused(tmp_path: Path, label: int) -> None:
     put_svhn(tmp_path)
     y = np.array([[label], [1], [2], [3]], np.uint8)
     savemat(tmp_path / "svhn/test_32x32.mat", {"X": np.zeros((32, 32, 3, 4), np.uint8), "y": y})
-    with pytest.raises(BadInput, match="not 1 to 10"):
+    with pytest.raises(BadInput, match="not from 1 to 10"):
         MATRICES(tmp_path, 32)
 
 

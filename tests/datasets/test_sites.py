@@ -10,16 +10,16 @@ from PIL import Image
 
 from protofed.datasets import sites
 from protofed.datasets.sites import (
-    codes_alike,
     column_faults,
-    described,
+    image_info,
     image_sites,
-    in_order,
     kind_of,
     kinds_of,
     label_faults,
-    labelled,
+    labelled_rows,
     read_tables,
+    sorted_classes,
+    with_normalised_codes,
 )
 from protofed.datasets.tabular import Table
 from protofed.errors import BadInput
@@ -70,7 +70,7 @@ def test_both_unicode_spellings_of_a_class_are_one_class_and_the_files_are_found
 def test_two_spellings_of_one_site_are_refused(tmp_path: Path) -> None:
     draw(tmp_path / CAFE / "a/1.png")
     draw(tmp_path / CAFE_APART / "a/1.png")
-    with pytest.raises(BadInput, match="put what they hold into one"):
+    with pytest.raises(BadInput, match="move their files into one"):
         image_sites(tmp_path)
 
 
@@ -116,11 +116,11 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 def test_an_image_is_described_by_its_stored_size_its_mode_and_its_content(tmp_path: Path) -> None:
     grey = Image.fromarray(np.arange(6, dtype=np.uint16).reshape(2, 3) * 10_000)
     grey.save(tmp_path / "grey.png")
-    found = described(tmp_path / "grey.png")
+    found = image_info(tmp_path / "grey.png")
     assert (found.size, found.mode) == ((3, 2), "I;16")
     same, other = draw(tmp_path / "a.png", value=1), draw(tmp_path / "b.png", value=2)
     (tmp_path / "c.png").write_bytes(same.read_bytes())
-    assert described(same).digest == described(tmp_path / "c.png").digest != described(other).digest
+    assert image_info(same).digest == image_info(tmp_path / "c.png").digest != image_info(other).digest
 
 
 def test_an_image_that_is_cut_short_is_not_described_by_its_header(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_an_image_that_is_cut_short_is_not_described_by_its_header(tmp_path: Pat
     whole = (tmp_path / "x.png").read_bytes()
     (tmp_path / "x.png").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(BadInput, match=r"x\.png: damaged"):
-        described(tmp_path / "x.png")
+        image_info(tmp_path / "x.png")
 
 
 # ---- folders with mistakes
@@ -141,7 +141,7 @@ def test_an_image_that_is_cut_short_is_not_described_by_its_header(tmp_path: Pat
         ("train/north/benign/1.png", "give {root}/train"),
         ("benign/1.png", "make a folder for each site"),
         ("1.png", "make a folder for each site"),
-        ("north.xlsx", "export each site's table as CSV"),
+        ("north.xlsx", "export the table of each site as CSV"),
         ("north/data.csv", "lies too deep"),
         ("north/benign/1.dcm", "DICOM"),
         (".hidden/benign/1.png", "nothing to read; expected folder/site/class/image"),
@@ -182,7 +182,7 @@ def test_tables_are_read_by_site_and_all_that_cannot_be_read_is_said(tmp_path: P
     assert len(faults) == 2
     assert "separated by semicolons" in faults[0]
     assert "west.csv, line 2: has 1 fields" in faults[1]
-    assert sites.ignored_beside_tables(tmp_path) == (tmp_path / "notes.txt",)
+    assert sites.other_files(tmp_path) == (tmp_path / "notes.txt",)
 
 
 def test_a_site_with_two_tables_and_a_link_out_are_said(tmp_path: Path) -> None:
@@ -246,29 +246,29 @@ def test_kinds_are_found_where_sites_agree_and_told_where_they_do_not() -> None:
 
 
 def test_rows_without_a_label_are_dropped_and_counted() -> None:
-    rows = labelled({"north": table(a=["1", "2", "3"], y=["p", None, "q"])}, "y")["north"]
+    rows = labelled_rows({"north": table(a=["1", "2", "3"], y=["p", None, "q"])}, "y")["north"]
     assert (rows.labels, rows.dropped, rows.table.column("a")) == (("p", "q"), 1, ("1", "3"))
     assert [*rows.table.places] == [2, 4]
 
 
 def test_labels_that_are_equal_numbers_are_one_class_however_they_are_written() -> None:
-    rows = labelled({"north": table(y=["1", "0"]), "south": table(y=["1.0", "0.50", "1e0"])}, "y")
+    rows = labelled_rows({"north": table(y=["1", "0"]), "south": table(y=["1.0", "0.50", "1e0"])}, "y")
     assert [own.labels for own in rows.values()] == [("1", "0"), ("1", "0.5", "1")]
 
 
 def test_codes_are_written_alike_where_a_program_has_added_a_fraction() -> None:
     codes: list[str | None] = ["1.0", "1", None, "01.0", "1.00", "-2.0", "1.0a", CAFE_APART]
-    found = codes_alike(table(a=codes, b=codes), ["a"])
+    found = with_normalised_codes(table(a=codes, b=codes), ["a"])
     assert found.column("a") == ("1", "1", None, "01.0", "1.00", "-2", "1.0a", CAFE)
     assert found.column("b") == tuple(codes)
 
 
 def test_labels_that_look_like_numbers_stay_as_they_are_among_words() -> None:
-    assert labelled({"north": table(y=["1.0", "high"])}, "y")["north"].labels == ("1.0", "high")
+    assert labelled_rows({"north": table(y=["1.0", "high"])}, "y")["north"].labels == ("1.0", "high")
 
 
 def test_both_unicode_spellings_of_a_label_are_one_class() -> None:
-    rows = labelled({"north": table(y=[CAFE]), "south": table(y=[CAFE_APART])}, "y")
+    rows = labelled_rows({"north": table(y=[CAFE]), "south": table(y=[CAFE_APART])}, "y")
     assert rows["north"].labels == rows["south"].labels == (CAFE,)
 
 
@@ -296,5 +296,5 @@ def test_a_missing_label_column_is_refused_with_the_file() -> None:
 
 
 def test_classes_are_ordered_as_numbers_if_they_all_are() -> None:
-    assert in_order(["10", "9", "-1", "9"]) == ("-1", "9", "10")
-    assert in_order(["b", "10", "9"]) == ("10", "9", "b")
+    assert sorted_classes(["10", "9", "-1", "9"]) == ("-1", "9", "10")
+    assert sorted_classes(["b", "10", "9"]) == ("10", "9", "b")

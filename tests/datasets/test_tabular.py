@@ -9,20 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofed.datasets import tabular
+from protofed.datasets.files import file_below
 from protofed.datasets.tabular import (
     Encoder,
-    Moments,
-    Numeric,
-    OneHot,
     Table,
     column_kinds,
-    file_below,
+    limits,
     read_csv,
     read_table,
     sum_of,
     summary_of,
 )
+from protofed.datasets.tabular.encoding import Moments, Numeric, OneHot
 from protofed.errors import BadInput
 
 Write = Callable[..., Path]
@@ -70,12 +68,12 @@ def test_names_can_be_given_for_a_file_without_a_header(write: Write) -> None:
     [
         ("a,b\n1,2\n3\n", "line 3: has 1 fields, expected 2"),
         ("a,b\n1,2\n3,4,5\n", "line 3: has 3 fields, expected 2"),
-        ("a,a\n1,2\n", "line 1: expected a name for every column"),
-        ("a,\n1,2\n", "line 1: expected a name for every column"),
-        ("", "line 1: expected a name for every column"),
-        ("a,b\n", "has no rows"),
-        ('a,b\n1,2\n3,"4\n', "after line 3: is not comma-separated text"),
-        (b"a,b\n1,\xff\n", "is not comma-separated text in UTF-8"),
+        ("a,a\n1,2\n", "line 1: every column needs a name"),
+        ("a,\n1,2\n", "line 1: every column needs a name"),
+        ("", "line 1: every column needs a name"),
+        ("a,b\n", "no rows"),
+        ('a,b\n1,2\n3,"4\n', "after line 3: not comma-separated text"),
+        (b"a,b\n1,\xff\n", "not comma-separated text in UTF-8"),
     ],
 )
 def test_a_damaged_csv_file_is_refused_with_file_and_line(write: Write, text: str | bytes, message: str) -> None:
@@ -90,18 +88,18 @@ def test_sizes_are_bounded(write: Write, monkeypatch: pytest.MonkeyPatch) -> Non
     path = write("a,b\n1,2\n3,4\n5,6\n")
     encoder = Encoder((Numeric("a", 0.0, 1.0, False),))
     read_table(path)
-    for bound, most in (("MOST_ROWS", 2), ("MOST_COLUMNS", 1), ("MOST_CELLS", 5), ("MOST_BYTES", 10)):
+    for bound, most in (("MAX_ROWS", 2), ("MAX_COLUMNS", 1), ("MAX_CELLS", 5), ("MAX_BYTES", 10)):
         with monkeypatch.context() as patch:
-            patch.setattr(tabular, bound, most)
-            with pytest.raises(BadInput, match=r"the most is"):
+            patch.setattr(limits, bound, most)
+            with pytest.raises(BadInput, match="at most"):
                 read_table(path)
-    monkeypatch.setattr(tabular, "MOST_CELLS", 2)
+    monkeypatch.setattr(limits, "MAX_CELLS", 2)
     with pytest.raises(BadInput, match="3 rows of 1 numbers"):
         encoder.encode(table(a=["1", "2", "3"]))
 
 
 def test_a_file_of_another_kind_or_none_is_refused(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"called \.csv or \.parquet"):
+    with pytest.raises(BadInput, match=r"\.csv and \.parquet"):
         read_table(write("a\n1\n", "a.xlsx"))
     with pytest.raises(BadInput, match="no such file"):
         read_table(tmp_path / "absent.csv")
@@ -146,7 +144,7 @@ def test_a_parquet_file_that_is_damaged_nested_empty_or_large_is_refused(
         return str(error.value)
 
     parquet.write_table(pyarrow.table({"a": [[1], [2]]}), path)
-    assert "column 'a' has values of type list" in refusal()
+    assert "column 'a' is of type list" in refusal()
     parquet.write_table(pyarrow.table({"a": pyarrow.array([], pyarrow.int64())}), path)
     assert "no rows" in refusal()
     # 80 kB that compress to much less.
@@ -157,10 +155,10 @@ def test_a_parquet_file_that_is_damaged_nested_empty_or_large_is_refused(
     assert "cannot be read as Parquet" in refusal()
     path.write_bytes(whole)
     with monkeypatch.context() as patch:
-        patch.setattr(tabular, "MOST_BYTES", len(whole))
-        assert f"bytes, the most is {len(whole)}" in refusal()
-    monkeypatch.setattr(tabular, "MOST_ROWS", 9_999)
-    assert "the most is 9999 rows" in refusal()
+        patch.setattr(limits, "MAX_BYTES", len(whole))
+        assert f"at most {len(whole)}" in refusal()
+    monkeypatch.setattr(limits, "MAX_ROWS", 9_999)
+    assert "at most 9999 rows" in refusal()
 
 
 def test_parquet_without_pyarrow_says_what_to_install(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +191,7 @@ def test_a_column_is_numeric_if_all_sites_have_only_numbers_unless_told() -> Non
         table(a=["1", None], b=["1", "2"], c=["1", "2"], d=[None, None]),
         table(a=["2"], b=["x"], c=["3"], d=[None]),
     ]
-    kinds = column_kinds(tables, told={"c": "categorical"})
+    kinds = column_kinds(tables, given={"c": "categorical"})
     assert kinds == {"a": "numeric", "b": "categorical", "c": "categorical", "d": "numeric"}
     assert list(kinds) == ["a", "b", "c", "d"]
 
@@ -202,7 +200,7 @@ def test_sites_with_other_columns_are_refused() -> None:
     with pytest.raises(BadInput, match="only one has b"):
         column_kinds([table(a=["1"]), table(a=["1"], b=["2"])])
     with pytest.raises(BadInput, match="no column 'b'"):
-        column_kinds([table(a=["1"])], told={"b": "numeric"})
+        column_kinds([table(a=["1"])], given={"b": "numeric"})
 
 
 # ---- encoding
@@ -287,7 +285,7 @@ def test_a_column_of_too_many_categories_is_refused_by_name_at_a_site_and_in_the
 
     kinds = column_kinds([site(0, 200)])
     summary_of(site(0, 200), kinds)
-    with pytest.raises(BadInput, match=r"t\.csv: column 'pid' has 201 categories, the most is 200"):
+    with pytest.raises(BadInput, match=r"t\.csv: column 'pid' has 201 categories; at most 200"):
         summary_of(site(0, 201), kinds)
     with pytest.raises(BadInput, match="column 'pid' has 210 categories"):
         summary_of(site(0, 110), kinds) + summary_of(site(100, 210), kinds)

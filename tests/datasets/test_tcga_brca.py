@@ -63,11 +63,11 @@ def test_labels_say_who_was_dead_at_the_horizon_and_who_is_unknown() -> None:
         ({9: row(7, time="soon")}, {}, r"brca\.csv, line 9: column 'T' has 'soon'"),
         ({9: row(7, time="-1")}, {}, r"brca\.csv, line 9: expected E to be 0 or 1, and T"),
         ({9: row(7, event="2")}, {}, r"brca\.csv, line 9: expected E to be 0 or 1, and T"),
-        ({9: row(8)}, {}, r"brca\.csv: a patient is there twice"),
+        ({9: row(8)}, {}, r"brca\.csv: a pid occurs twice"),
         ({1: HEADER.replace(",T", ",time")}, {}, r"brca\.csv: there is no column 'T'"),
         ({}, {1: "pid,fold,part"}, r"split\.csv: there is no column 'fold2'"),
         ({}, {9: "someone,train,train_0"}, r"split\.csv, line 9: patient someone is not in"),
-        ({}, {9: "p0,train,train_0"}, r"split\.csv, line 1089: patient p0 is not in .*, or twice here"),
+        ({}, {9: "p0,train,train_0"}, r"split\.csv, line 1089: patient p0 is not in .*, or is twice here"),
         ({}, {9: "p1090,train,train_0"}, r"train of northeast has 249 patients, expected 248"),
     ],
 )

@@ -356,7 +356,7 @@ GUARDS = (
         id="images-have-largest-size",
         what="images have a largest size",
         tests="tests/faults/test_data_faults.py -k pixels",
-        swap=("MOST_PIXELS", "40 * MOST_PIXELS"),
+        swap=("MAX_PIXELS", "40 * MAX_PIXELS"),
     ),
     Guard(
         id="links-out-folder", what="links out of a folder", tests="tests/faults/test_data_faults.py", new="if False:"

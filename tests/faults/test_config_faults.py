@@ -763,7 +763,7 @@ def test_what_the_task_lacks_is_said_with_everything_else() -> None:
     evaluation, training = EvaluationSettings(clients=1), Training(minimum_replies=4)
     with pytest.raises(BadInput) as caught:
         Config(task, METHODS["fedmd"](), training, RuntimeSettings("sequential"), evaluation).experiment()
-    assert "evaluation.clients: the task own has no test sets" in str(caught.value)
+    assert "evaluation.clients: the task custom has no test sets" in str(caught.value)
     assert "method.name: FedMD needs public examples" in str(caught.value)
     assert "training.minimum_replies is 4, but only 3 clients take part" in str(caught.value)
 

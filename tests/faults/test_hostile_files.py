@@ -25,10 +25,11 @@ from PIL import Image
 
 from clocks import PATIENCE, processor_time_below
 from protofed import wire
-from protofed.datasets import cache, formats, images, parquet_pages, tabular
+from protofed.datasets import cache, formats, images, tabular
 from protofed.datasets.examples import Dataset, Examples, Split
 from protofed.datasets.hub import hub_split
-from protofed.datasets.parquet_pages import unfolded_bytes
+from protofed.datasets.tabular import parquet_pages
+from protofed.datasets.tabular.parquet_pages import uncompressed_bytes
 from protofed.errors import BadInput
 from protofed.wire import WireError
 
@@ -361,7 +362,7 @@ PARQUET: dict[str, tuple[bytes, str]] = {
     "a list of 2^24 numbers": (footer(b"\x49\xf5" + MUCH + bytes(3)), "index out of range|without an end|type"),
     "a list of 2^24 fractions": (footer(b"\x49\xf7" + MUCH + bytes(3)), "a list beyond the end"),
     "a list of 2^24 truths": (footer(b"\x49\xf1" + MUCH + bytes(3)), "a list beyond the end"),
-    "a number without an end": (footer(b"\x15" + b"\xff" * 20), "a number without an end"),
+    "an integer of more than ten bytes": (footer(b"\x15" + b"\xff" * 20), "an integer of more than ten bytes"),
     "text of 2^24 letters": (footer(b"\x18" + MUCH + bytes(3)), "index out of range"),
     "a field twice": (footer(b"\x15\x02\x05\x02\x02\0"), "field 1 twice"),
     "a map": (footer(b"\x1b\0\0"), "a value of type 11"),
@@ -376,19 +377,19 @@ def test_a_crafted_footer_is_refused_before_pyarrow_sees_it(tmp_path: Path, case
     (tmp_path / "x.parquet").write_bytes(content)
     said = rf"x\.parquet: cannot be read as Parquet \(.*({said})"
     with processor_time_below(SECONDS), pytest.raises(BadInput, match=said):
-        unfolded_bytes(tmp_path / "x.parquet")
+        uncompressed_bytes(tmp_path / "x.parquet")
     refused("parquet", content, tmp_path)
 
 
-@pytest.mark.parametrize(("limit", "said"), [("MOST_FOOTER", "a footer of"), ("MOST_PAGES", "more than 3 pages")])
+@pytest.mark.parametrize(("limit", "said"), [("MAX_FOOTER", "a footer of"), ("MAX_PAGES", "more than 3 pages")])
 def test_a_footer_and_a_number_of_pages_beyond_their_limits_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, said: str
 ) -> None:
     (tmp_path / "x.parquet").write_bytes(parquet_file())
-    unfolded_bytes(tmp_path / "x.parquet")
+    uncompressed_bytes(tmp_path / "x.parquet")
     monkeypatch.setattr(parquet_pages, limit, 3)
     with pytest.raises(BadInput, match=said):
-        unfolded_bytes(tmp_path / "x.parquet")
+        uncompressed_bytes(tmp_path / "x.parquet")
 
 
 def test_text_in_parquet_that_is_no_text_is_refused(tmp_path: Path) -> None:

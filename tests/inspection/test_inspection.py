@@ -20,7 +20,7 @@ from protofed.inspection import Inspection, inspect
 from protofed.runs.config import config
 from protofed.runs.runner import execute
 from protofed.tasks import TASKS
-from protofed.tasks.custom import Own
+from protofed.tasks.custom import Custom
 
 Draw = Callable[..., Path]
 
@@ -403,7 +403,7 @@ def test_tables_with_no_useful_column_are_an_error(tmp_path: Path) -> None:
 
 @pytest.fixture
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "custom", Own)
+    monkeypatch.setitem(TASKS, "custom", Custom)
 
 
 @pytest.mark.usefixtures("_registered")
@@ -416,7 +416,7 @@ def test_the_file_runs_as_it_is(
     found = inspect(Path("data"), label="outcome" if kind == "tables" else None, write=Path("our own.toml"))
     assert found.text.endswith("Written: our own.toml\nRun it with: protofed run 'our own.toml'")
     loaded = config.load(Path("our own.toml"), ["training.rounds=1", "training.epochs=1"])
-    assert isinstance(loaded.task, Own)
+    assert isinstance(loaded.task, Custom)
     assert replace(loaded.task, leave_out=tuple(loaded.task.leave_out), categorical=()) == found.settings
     result = execute(loaded.experiment())
     assert set(result.rounds[-1].domains) == {"north", "south"}
@@ -432,7 +432,7 @@ def test_awkward_names_come_back_from_the_file_as_they_were(tmp_path: Path) -> N
         write(tmp_path / name / f"{site}.csv", f"{column},dose,y", *rows)
     inspect(tmp_path / name, label="y", write=tmp_path / "own.toml")
     loaded = config.load(tmp_path / "own.toml").task
-    assert isinstance(loaded, Own)
+    assert isinstance(loaded, Custom)
     assert (loaded.path, list(loaded.leave_out)) == (str(tmp_path / name), [name])
     loaded.build()
 
@@ -442,7 +442,7 @@ def test_the_file_on_the_page_for_users_is_an_experiment() -> None:
     page = Path(__file__).parents[2] / "docs" / "your-data.md"
     [toml] = re.findall(r"^```toml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     task = config.parse(tomllib.loads(toml), "your-data.md").task
-    assert isinstance(task, Own)
+    assert isinstance(task, Custom)
     assert (task.label, task.model) == ("outcome", "mlp")
 
 

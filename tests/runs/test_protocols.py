@@ -196,7 +196,7 @@ def test_labels_are_divided_among_clients_as_in_the_paper(file: str) -> None:
             assert task["test_share"] == 0.25
         else:
             beta = 0.1 if file.endswith("skewed") else 0.5
-            assert found == (10, beta, "alike", "pfedcspc", PROJECTED[task["name"]])
+            assert found == (10, beta, "proportional", "pfedcspc", PROJECTED[task["name"]])
 
 
 @pytest.mark.parametrize(("file", "method", "settings"), VARIANTS, ids=[f"{f} {m}" for f, m, _ in VARIANTS])

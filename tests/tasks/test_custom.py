@@ -16,7 +16,7 @@ from protofed.api.task import Task
 from protofed.datasets.images import decoded
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
-from protofed.tasks.custom import Own, Sample, divisions, untested
+from protofed.tasks.custom import Custom, SiteExamples, split_sites, untested_classes
 
 Draw = Callable[..., Path]
 
@@ -36,20 +36,20 @@ def draw(tmp_path: Path) -> Draw:
     return drawn
 
 
-def folder(tmp_path: Path, draw: Draw, **counts: dict[str, int]) -> Own:
+def folder(tmp_path: Path, draw: Draw, **counts: dict[str, int]) -> Custom:
     """Sites with so many images of each class."""
     for site, classes in counts.items():
         for name, count in classes.items():
             for k in range(count):
                 draw(f"{site}/{name}/{k:02}.png")
-    return Own(str(tmp_path), pixels=8)
+    return Custom(str(tmp_path), pixels=8)
 
 
-def tables(tmp_path: Path, **sites: str) -> Own:
+def tables(tmp_path: Path, **sites: str) -> Custom:
     """Sites with these lines, blanks for line ends."""
     for site, lines in sites.items():
         (tmp_path / f"{site}.csv").write_text(lines.replace(" ", "\n") + "\n", encoding="utf-8")
-    return Own(str(tmp_path), "tables", label="y")
+    return Custom(str(tmp_path), "tables", label="y")
 
 
 def shades(task: Task, part: str, site: str) -> list[int]:
@@ -137,7 +137,7 @@ def test_sizes_and_modes_may_be_mixed_and_cameras_turned(tmp_path: Path, draw: D
 
 def test_one_channel_is_grey_and_the_network_reads_it(tmp_path: Path, draw: Draw) -> None:
     folder(tmp_path, draw, north={"a": 4, "b": 4})
-    task = Own(str(tmp_path), pixels=28, channels=1, model="small_cnn").build()
+    task = Custom(str(tmp_path), pixels=28, channels=1, model="small_cnn").build()
     assert task.spec.input.blank().shape == (1, 1, 28, 28)
     networks = Networks(lambda: task.model("north"))
     assert networks.model(networks.init(0)).logits(task.spec.input.blank()).shape == (1, 2)
@@ -148,7 +148,7 @@ def test_both_unicode_spellings_of_a_class_are_one(tmp_path: Path, draw: Draw) -
         for k in range(4):
             draw(f"{site}/{unicodedata.normalize(form, 'Café')}/{k}.png")  # type: ignore[arg-type]
             draw(f"{site}/b/{k}.png")
-    assert Own(str(tmp_path), pixels=8).build().num_classes == 2
+    assert Custom(str(tmp_path), pixels=8).build().num_classes == 2
 
 
 def test_a_file_at_two_sites_or_in_two_classes_is_trained_on_and_never_tested(tmp_path: Path, draw: Draw) -> None:
@@ -158,7 +158,7 @@ def test_a_file_at_two_sites_or_in_two_classes_is_trained_on_and_never_tested(tm
             draw(f"{seed}/north/b/{k}.png", shade=10 + k)
             draw(f"{seed}/south/a/{k}.png", shade=20 + k)
             draw(f"{seed}/south/b/{k}.png", shade=k)  # all of north's a
-        task = Own(str(tmp_path / str(seed)), pixels=8, seed=seed).build()
+        task = Custom(str(tmp_path / str(seed)), pixels=8, seed=seed).build()
         tested = {shade for site in task.tests for shade in shades(task, "test", site)}
         assert tested
         assert not tested & {0, 1, 2, 3}
@@ -169,7 +169,7 @@ def test_copies_within_a_class_stay_on_one_side(tmp_path: Path, draw: Draw) -> N
         draw(f"north/a/{k:02}.png", shade=k % 4)
         draw(f"north/b/{k:02}.png", shade=100 + k)
     for seed in range(8):
-        task = Own(str(tmp_path), pixels=8, seed=seed).build()
+        task = Custom(str(tmp_path), pixels=8, seed=seed).build()
         train, test = shades(task, "train", "north"), shades(task, "test", "north")
         assert not {*train} & {*test}
         assert len(train) + len(test) == 24
@@ -183,16 +183,16 @@ def test_a_damaged_file_ends_the_task_by_name_unless_it_may_be_skipped(
     (tmp_path / "north/a/00.png").write_bytes(b"no image")
     with pytest.raises(BadInput, match=r"00\.png: not an image.*skip_damaged = true"):
         settings.build()
-    with pytest.raises(BadInput, match=r"1 of 8 files are damaged, more than max_damaged = 0\.01"):
-        Own(str(tmp_path), pixels=8, skip_damaged=True).build()
-    task = Own(str(tmp_path), pixels=8, skip_damaged=True, max_damaged=0.125).build()
+    with pytest.raises(BadInput, match=r"1 of 8 files are damaged, more than .*max_damaged = 0\.01"):
+        Custom(str(tmp_path), pixels=8, skip_damaged=True).build()
+    task = Custom(str(tmp_path), pixels=8, skip_damaged=True, max_damaged=0.125).build()
     assert sorted(shades(task, "train", "north") + shades(task, "test", "north")) == [1, 2, 3, 4, 5, 6, 7]
     assert f"1 of 8 files are damaged and left out:\n  {tmp_path / 'north/a/00.png'}: not an image" in caplog.text
 
 
 def test_the_seed_draws_the_test_set_and_nothing_else_does(tmp_path: Path, draw: Draw) -> None:
     folder(tmp_path, draw, north={"a": 16, "b": 16})
-    drawn = [shades(Own(str(tmp_path), pixels=8, seed=seed).build(), "test", "north") for seed in (0, 0, 1)]
+    drawn = [shades(Custom(str(tmp_path), pixels=8, seed=seed).build(), "test", "north") for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
 
 
@@ -200,7 +200,7 @@ def test_images_are_normalised_to_plus_and_minus_one(tmp_path: Path, draw: Draw)
     draw("north/a/1.png", shade=255)
     draw("north/b/1.png", shade=0)
     draw("north/b/2.png", shade=1)
-    task = Own(str(tmp_path), pixels=8).build()
+    task = Custom(str(tmp_path), pixels=8).build()
     data = task.clients["north"]
     assert task.transform.clean(data.inputs(data.index[:1])).unique().tolist() == [1.0]
 
@@ -212,10 +212,10 @@ def test_a_missing_folder_is_refused_with_the_folder_from_which_it_was_sought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(BadInput, match="path 'nowhere' is no folder, seen from"):
-        Own("nowhere").build()
+    with pytest.raises(BadInput, match="path 'nowhere' is not a folder, seen from"):
+        Custom("nowhere").build()
     with pytest.raises(BadInput, match="path is not set"):
-        Own().build()
+        Custom().build()
 
 
 def test_a_relative_path_starts_at_the_working_directory(
@@ -223,27 +223,27 @@ def test_a_relative_path_starts_at_the_working_directory(
 ) -> None:
     folder(tmp_path, draw, north={"a": 4, "b": 4})
     monkeypatch.chdir(tmp_path.parent)
-    assert [*Own(tmp_path.name, pixels=8).build().clients] == ["north"]
+    assert [*Custom(tmp_path.name, pixels=8).build().clients] == ["north"]
 
 
 def test_the_other_kind_of_files_is_refused_with_the_setting_to_change(tmp_path: Path, draw: Draw) -> None:
     tables(tmp_path, north="a,y 1,p")
     with pytest.raises(BadInput, match='set kind = "tables"'):
-        Own(str(tmp_path)).build()
+        Custom(str(tmp_path)).build()
     draw("images/north/a/1.png")
     with pytest.raises(BadInput, match='set kind = "images"'):
-        Own(str(tmp_path / "images"), "tables", label="y").build()
+        Custom(str(tmp_path / "images"), "tables", label="y").build()
 
 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (Own(".", model="mlp"), "'mlp' is not for images: choose small_cnn or cnn2 or cnn3 or resnet10"),
-        (Own(".", "tables", model="cnn3"), "'cnn3' is not for tables: choose mlp"),
-        (Own(".", model="small_cnn", pixels=32), "reads images of 28 pixels, not 32"),
+        (Custom(".", model="mlp"), "'mlp' is not for images; choose small_cnn or cnn2 or cnn3 or resnet10"),
+        (Custom(".", "tables", model="cnn3"), "'cnn3' is not for tables; choose mlp"),
+        (Custom(".", model="small_cnn", pixels=32), "needs images of 28 pixels, not 32"),
     ],
 )
-def test_a_network_that_does_not_fit_is_refused(settings: Own, said: str) -> None:
+def test_a_network_that_does_not_fit_is_refused(settings: Custom, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         settings.build()
 
@@ -263,7 +263,7 @@ def test_a_folder_whose_images_are_all_damaged_is_refused_even_if_they_may_be_sk
 ) -> None:
     draw("north/a/1.png").write_bytes(b"no image")
     with pytest.raises(BadInput, match="1 of 1 files are damaged"):
-        Own(str(tmp_path), skip_damaged=True, max_damaged=0.99).build()
+        Custom(str(tmp_path), skip_damaged=True, max_damaged=0.99).build()
 
 
 # ---- tables
@@ -301,7 +301,7 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path, caplog: p
 
 def test_columns_may_be_left_out_or_told_to_be_codes(tmp_path: Path) -> None:
     tables(tmp_path, north=f"ward,sex,y {ROWS}", south="sex,extra,ward,y f,1,1,p m,1,2,q")
-    settings = Own(str(tmp_path), "tables", label="y", leave_out=["extra", "sex"], categorical=["ward"])
+    settings = Custom(str(tmp_path), "tables", label="y", leave_out=["extra", "sex"], categorical=["ward"])
     task = settings.build()
     assert len(task.clients) == 2
     assert set(task.clients["north"].x.unique().tolist()) == {0.0, 1.0}
@@ -309,7 +309,7 @@ def test_columns_may_be_left_out_or_told_to_be_codes(tmp_path: Path) -> None:
 
 def test_a_code_is_the_same_one_at_a_site_that_writes_it_with_a_fraction(tmp_path: Path) -> None:
     tables(tmp_path, north="ward,y 1,p 2,q 1,q 2,p", south="ward,y 1.0,p 2.0,q 1.0,q 2.0,p")
-    task = Own(str(tmp_path), "tables", label="y", categorical=["ward"]).build()
+    task = Custom(str(tmp_path), "tables", label="y", categorical=["ward"]).build()
     # 1, 2, other, missing.
     assert task.spec.input.blank().shape == (1, 4)
     assert task.clients["north"].x.tolist() == task.clients["south"].x.tolist()
@@ -325,7 +325,7 @@ def test_a_code_is_the_same_one_at_a_site_that_writes_it_with_a_fraction(tmp_pat
         ),
         ({"north": f"age,sex,y {ROWS}", "south": "age,sex,y 1,f,0 2,m,1"}, "north.csv, line 2: the label 'y' is 'p'"),
         ({"north": f"age,sex,y {ROWS}", "south": "age,sex,y 1,f, 2,m,"}, "south.csv: no row has a label"),
-        ({"north": f"age,sex,z {ROWS}"}, "north.csv: there is no column 'y'; it has age, sex, z"),
+        ({"north": f"age,sex,z {ROWS}"}, "north.csv: there is no column 'y'; the columns are age, sex, z"),
         ({"north": "y p q p q"}, "no column but the label 'y'"),
         ({"north": "a,y 1,p 2,q 3"}, "north.csv, line 4: has 1 fields"),
     ],
@@ -339,10 +339,10 @@ def test_tables_that_do_not_fit_together_are_refused(tmp_path: Path, sites: dict
 def test_settings_that_name_no_column_are_refused(tmp_path: Path) -> None:
     tables(tmp_path, north=f"age,sex,y {ROWS}")
     for settings, said in (
-        (Own(str(tmp_path), "tables"), "label is not set"),
-        (Own(str(tmp_path), "tables", label="y", leave_out=["y"]), "cannot be both"),
-        (Own(str(tmp_path), "tables", label="y", leave_out=["agee"]), "did you mean 'age'"),
-        (Own(str(tmp_path), "tables", label="y", categorical=["agee"]), "did you mean 'age'"),
+        (Custom(str(tmp_path), "tables"), "label is not set"),
+        (Custom(str(tmp_path), "tables", label="y", leave_out=["y"]), "cannot be both"),
+        (Custom(str(tmp_path), "tables", label="y", leave_out=["agee"]), "did you mean 'age'"),
+        (Custom(str(tmp_path), "tables", label="y", categorical=["agee"]), "did you mean 'age'"),
     ):
         with pytest.raises(BadInput, match=said):
             settings.build()
@@ -364,10 +364,10 @@ cells = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("stuvwxyz")), 
 @given(st.dictionaries(st.sampled_from(["north", "south", "east"]), cells, min_size=1), st.integers(0, 99))
 def test_no_content_is_ever_on_both_sides(sites: dict[str, list[tuple[str, str]]], seed: int) -> None:
     samples = {
-        site: Sample(tuple(label for label, _ in rows), tuple(content for _, content in rows))
+        site: SiteExamples(tuple(label for label, _ in rows), tuple(content for _, content in rows))
         for site, rows in sites.items()
     }
-    sides = divisions(samples, 0.25, seed)
+    sides = split_sites(samples, 0.25, seed)
     trained = {samples[site].contents[row] for site, own in sides.items() for row in own.train.tolist()}
     tested = {samples[site].contents[row] for site, own in sides.items() for row in own.test.tolist()}
     assert not trained & tested
@@ -378,14 +378,14 @@ def test_no_content_is_ever_on_both_sides(sites: dict[str, list[tuple[str, str]]
 
 
 def test_sites_of_the_same_size_are_not_divided_alike() -> None:
-    samples = {site: Sample(("a",) * 40, tuple(f"{site}{k}" for k in range(40))) for site in ("north", "south")}
-    sides = divisions(samples, 0.25, 0)
+    samples = {site: SiteExamples(("a",) * 40, tuple(f"{site}{k}" for k in range(40))) for site in ("north", "south")}
+    sides = split_sites(samples, 0.25, 0)
     assert sides["north"].test.tolist() != sides["south"].test.tolist()
 
 
 def test_untested_classes_are_those_in_no_test_set() -> None:
-    samples = {"north": Sample(("a", "a", "a", "a", "b"), tuple("12345"))}
-    assert untested(samples, divisions(samples, 0.25, 0)) == ["b"]
+    samples = {"north": SiteExamples(("a", "a", "a", "a", "b"), tuple("12345"))}
+    assert untested_classes(samples, split_sites(samples, 0.25, 0)) == ["b"]
 
 
 def test_the_log_is_quiet_where_there_is_nothing_to_say(

@@ -44,7 +44,7 @@ def test_every_image_is_trained_on_or_kept_by_one_client() -> None:
 
 
 def test_a_test_set_divided_as_the_training_images_are() -> None:
-    task = replace(SMALL, local_tests="alike").build()
+    task = replace(SMALL, local_tests="proportional").build()
     assert sum(map(len, task.clients.values())) == 2000
     assert sorted(i for data in task.local_tests.values() for i in data.index.tolist()) == list(range(400))
     for client, data in task.local_tests.items():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from protofed.tasks.minidigits import ALLOTMENT, Domain, build, client_rows, domains, print_font
+from protofed.datasets.minidigits import Domain, build, domains, print_font
+from protofed.tasks.minidigits import CLIENT_SIZES, client_rows
 
 NAMES = ("pen", "ink", "street", "print")
 HANDWRITTEN = NAMES[:3]
@@ -98,11 +99,11 @@ def test_test_sets_are_large_and_balanced(name: str) -> None:
 def test_clients_have_their_allotted_sizes_and_every_class() -> None:
     clients = client_rows()
     assert len(clients) == 12
-    assert list(clients) == [f"{name}-{k}" for name in NAMES for k in range(len(ALLOTMENT[name]))]
+    assert list(clients) == [f"{name}-{k}" for name in NAMES for k in range(len(CLIENT_SIZES[name]))]
     for client, (name, rows) in clients.items():
         assert client.startswith(name)
         assert rows.dtype == np.int64
-        assert len(rows) == ALLOTMENT[name][int(client.split("-")[1])]
+        assert len(rows) == CLIENT_SIZES[name][int(client.split("-")[1])]
         assert set(domains()[name].train_y[rows]) == set(range(10)), client
 
 
@@ -113,9 +114,9 @@ def test_clients_share_out_all_of_the_training_rows_without_overlap(name: str) -
 
 
 def test_domains_and_clients_are_unequal() -> None:
-    assert len({len(sizes) for sizes in ALLOTMENT.values()}) > 1
-    assert all(len(set(sizes)) == len(sizes) for sizes in ALLOTMENT.values())
-    totals = {name: sum(sizes) for name, sizes in ALLOTMENT.items()}
+    assert len({len(sizes) for sizes in CLIENT_SIZES.values()}) > 1
+    assert all(len(set(sizes)) == len(sizes) for sizes in CLIENT_SIZES.values())
+    totals = {name: sum(sizes) for name, sizes in CLIENT_SIZES.items()}
     assert totals["ink"] <= 0.5 * min(total for name, total in totals.items() if name != "ink")
     assert 1800 <= sum(totals.values()) <= 2200
 

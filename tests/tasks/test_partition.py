@@ -16,7 +16,6 @@ from protofed.errors import BadInput
 from protofed.seeds import generator
 from protofed.tasks.partition import (
     NOBODY,
-    alike,
     allotted,
     apportioned,
     by_site,
@@ -24,6 +23,7 @@ from protofed.tasks.partition import (
     dirichlet,
     exchanged,
     portion,
+    proportional,
     shards,
     skewed,
     split,
@@ -71,8 +71,8 @@ def of_split(labels: Tensor, seed: int) -> list[Tensor]:
     return [parts.train, parts.validation, parts.test]
 
 
-def of_alike(labels: Tensor, seed: int) -> list[Tensor]:
-    return list(alike({"a": labels[::3], "b": labels[1::3], "c": labels[2::3]}, labels, seed).values())
+def of_proportional(labels: Tensor, seed: int) -> list[Tensor]:
+    return list(proportional({"a": labels[::3], "b": labels[1::3], "c": labels[2::3]}, labels, seed).values())
 
 
 RULES: dict[str, Rule] = {
@@ -80,7 +80,7 @@ RULES: dict[str, Rule] = {
     "dirichlet": lambda labels, seed: list(dirichlet(labels, 4, 0.5, seed, minimum=3)),
     "shards": lambda labels, seed: list(shards(labels, 4, 3, seed)),
     "split": of_split,
-    "alike": of_alike,
+    "proportional": of_proportional,
 }
 LABELS = mixed(30, 14, 25, 7)
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -561,14 +561,14 @@ def test_a_test_set_is_divided_class_by_class_as_the_training_rows_are() -> None
     train = {"b": repeated(1, 2), "a": repeated(3)}
     test = mixed(7, 5, 4)
     for seed in range(5):
-        found = alike(train, test, seed)
+        found = proportional(train, test, seed)
         # Class 0: 7 rows at 3 to 1 are 5.25 and 1.75. Class 1 is b's alone. Nobody has class 2.
         assert {name: counts_of(test, rows, 3) for name, rows in found.items()} == {"a": [5, 0, 0], "b": [2, 5, 0]}
 
 
 def test_odd_rows_do_not_all_go_to_one_client() -> None:
     labels = torch.arange(40)
-    found = alike({"a": labels, "b": labels}, labels, 0)
+    found = proportional({"a": labels, "b": labels}, labels, 0)
     assert joined(found.values()) == list(range(40))
     assert 8 < len(found["a"]) < 32  # 20 is the mean, 3.2 the standard deviation
 
@@ -578,7 +578,7 @@ def test_odd_rows_do_not_all_go_to_one_client() -> None:
 def test_test_sets_are_disjoint_complete_and_in_proportion(held: list[list[int]], tested: list[int], seed: int) -> None:
     train = {f"client-{k}": torch.tensor(labels) for k, labels in enumerate(held)}
     test = torch.tensor(tested)
-    found = alike(train, test, seed)
+    found = proportional(train, test, seed)
     assert are_rows(found.values())
     together = torch.cat(list(train.values()))
     assert joined(found.values()) == [row for row, label in enumerate(tested) if label in together]
@@ -586,14 +586,14 @@ def test_test_sets_are_disjoint_complete_and_in_proportion(held: list[list[int]]
     for name, rows in found.items():
         share = counts * train[name].bincount(minlength=6) / totals.clamp(min=1)
         assert (test[rows].bincount(minlength=6) - share).abs().max() < 1
-    backwards = alike(dict(reversed(train.items())), test, seed)
+    backwards = proportional(dict(reversed(train.items())), test, seed)
     assert all(torch.equal(found[name], backwards[name]) for name in train)
 
 
 def test_a_skewed_division_carries_over_to_the_test_set() -> None:
     train, test = torch.arange(2000) % 10, torch.arange(1000) % 10
     parts = dirichlet(train, 5, 0.5, 0)
-    found = alike({str(k): train[rows] for k, rows in enumerate(parts)}, test, 0)
+    found = proportional({str(k): train[rows] for k, rows in enumerate(parts)}, test, 0)
     for k, rows in enumerate(parts):
         # 200 training and 100 test rows of each class.
         halves = torch.tensor(counts_of(train, rows, 10)) / 2
@@ -602,4 +602,4 @@ def test_a_skewed_division_carries_over_to_the_test_set() -> None:
 
 def test_a_test_set_for_nobody_is_refused() -> None:
     with pytest.raises(BadInput, match="no clients"):
-        alike({}, repeated(3), 0)
+        proportional({}, repeated(3), 0)

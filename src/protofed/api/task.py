@@ -94,7 +94,7 @@ class Task:
     transform: Transform = field(default_factory=Transform)
     public: Data | None = None
     """Examples that everyone may see, for methods that need such; their labels are not used."""
-    name: str = "own"
+    name: str = "custom"
 
     def __post_init__(self) -> None:
         self._leave_out_empty()

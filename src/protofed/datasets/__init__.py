@@ -1,6 +1,16 @@
-"""DATASETS: every published set of data by name."""
+"""DATASETS: all published datasets by name."""
 
-from protofed.datasets import cifar, digits, folders, syn, syn_rendered
+from protofed.datasets import (
+    cifar,
+    digits,
+    office_caltech10,
+    pacs,
+    syn,
+    syn_rendered,
+    tiny_imagenet,
+    vireofood172,
+    vlcs,
+)
 from protofed.datasets.examples import Dataset
 
 DATASETS: dict[str, Dataset] = {
@@ -15,10 +25,10 @@ DATASETS: dict[str, Dataset] = {
         syn_rendered.DATASET,
         cifar.CIFAR10,
         cifar.CIFAR100,
-        folders.OFFICE_CALTECH10,
-        folders.PACS,
-        folders.VLCS,
-        folders.TINY_IMAGENET,
-        folders.VIREOFOOD172,
+        office_caltech10.OFFICE_CALTECH10,
+        pacs.PACS,
+        vlcs.VLCS,
+        tiny_imagenet.TINY_IMAGENET,
+        vireofood172.VIREOFOOD172,
     )
 }

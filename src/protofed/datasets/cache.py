@@ -1,10 +1,11 @@
-"""Decoded sets of data, kept below the folder of data so that a second start is fast.
+"""Decoded datasets, cached below the data folder so that a second start is fast.
 
-A set is a folder of .npy files with an index.json, which holds their shapes, types, sizes and checksums, and the names,
-sizes and times of the publisher's files. The folder is written under another name, read back, flushed to disk, and
-appears by renaming: whatever is there under its own name was whole. Each load compares the index with the publisher's
-files, and the sizes and headers of the arrays with the index. It does not read the arrays: they are mapped into memory,
-each page as it is first used. The maps are private: what a process writes to such an array, no one else sees.
+A cached dataset is a folder of .npy files with an index.json. The index holds shapes, types, sizes and checksums of the
+arrays, and names, sizes and modification times of the publisher's files. The folder is written under a temporary name,
+read back, flushed to disk and then renamed, so a folder under its final name is complete. Loading compares the index
+with the publisher's files, and the sizes and headers of the arrays with the index. It does not read the arrays. They
+are memory-mapped, and each page is read when it is first used. The maps are copy-on-write: no other process sees what
+is written to an array.
 """
 
 import contextlib
@@ -34,73 +35,76 @@ from protofed.errors import BadInput
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-"""Goes up whenever a reader decodes the same files differently, or the layout of the cache changes."""
-LARGEST_SIDE = 512
+"""Increase it whenever a reader decodes the same files differently, or the layout of the cache changes."""
+MAX_SIDE = 512
 INDEX_LIMIT = 1 << 26
 DTYPES = ("|u1", "<f4", "<i8")
 
 
 class _Damaged(Exception):
-    """A kept set is not as it was written."""
+    """A cached dataset is not as it was written."""
 
 
 def load(dataset: Dataset, root: Path | None = None, pixels: int | None = None) -> dict[str, Split]:
-    """The examples of each domain, images at the given side, from the cache if it is up to date; else it is made.
+    """The examples of each domain, with images at the given side. They come from the cache if it is up to date;
+    otherwise the files are decoded and the cache is written.
 
-    The root is the folder of data, `$PROTOFED_DATA` unless given.
+    `root` is the data folder, by default `$PROTOFED_DATA`.
     """
     root = _root(dataset, root)
     side = _side(dataset, pixels)
     cache = root / "cache"
     if not files.inside(root, cache):
-        raise BadInput(f"{cache} leads out of {root}: make it a folder, not a link")
+        raise BadInput(f"{cache} leads out of {root}; make it a folder, not a link")
     target = cache / f"{dataset.name}-{side}-{FORMAT}"
     origin = files.stamps(root, dataset.name)
     try:
-        kept = _kept(target, origin)
+        cached = _cached(target, origin)
     except _Damaged as error:
-        log.warning("%s is damaged (%s): it is made again", target, error)
-        kept = None
-    if kept is None:
-        return _made(dataset, root, side, target, origin)
+        log.warning("%s is damaged (%s); the files are decoded again", target, error)
+        cached = None
+    if cached is None:
+        return _decoded(dataset, root, side, target, origin)
     for domain, (train, test) in dataset.counts.items():
-        if domain in kept:
-            files.say_if_fewer(f"{domain}, training", len(kept[domain].train), train)
-            files.say_if_fewer(f"{domain}, test", len(kept[domain].test), test)
-    return kept
+        if domain in cached:
+            files.warn_if_fewer(f"{domain}, training", len(cached[domain].train), train)
+            files.warn_if_fewer(f"{domain}, test", len(cached[domain].test), test)
+    return cached
 
 
 def _root(dataset: Dataset, root: Path | None) -> Path:
     root = files.data_root(dataset.name, dataset.obtain) if root is None else root
     if not root.is_dir():
-        raise BadInput(f"{dataset.name}: {root}, the folder of data, is no folder. {dataset.obtain}")
+        raise BadInput(f"{dataset.name}: {root}, the data folder, is not a folder. {dataset.obtain}")
     return root
 
 
 def _side(dataset: Dataset, pixels: int | None) -> int:
     if not re.fullmatch("[a-z0-9][a-z0-9_-]*", dataset.name):
-        raise BadInput(f"a set of data cannot be called {dataset.name!r}: its name is that of a folder")
-    if pixels is not None and not 1 <= pixels <= LARGEST_SIDE:
-        raise BadInput(f"{dataset.name}: images of {pixels} pixels a side are not possible, only 1 to {LARGEST_SIDE}")
+        raise BadInput(f"a dataset cannot be called {dataset.name!r}: use lower-case letters, digits, _ and -")
+    if pixels is not None and not 1 <= pixels <= MAX_SIDE:
+        raise BadInput(f"{dataset.name}: images of {pixels} pixels a side are not possible; choose 1 to {MAX_SIDE}")
     return dataset.pixels if pixels is None else pixels
 
 
-def _made(dataset: Dataset, root: Path, side: int, target: Path, origin: list[Stamp]) -> dict[str, Split]:
+def _decoded(dataset: Dataset, root: Path, side: int, target: Path, origin: list[Stamp]) -> dict[str, Split]:
     splits = _writable(dataset.read(root, side))
     if files.stamps(root, dataset.name) != origin:
         raise BadInput(
-            f"{dataset.name}: files below {root} changed while they were read; try again when they are whole"
+            f"{dataset.name}: files below {root} changed while they were read; try again when they are complete"
         )
     try:
         _store(splits, target, origin)
-        return _kept(target, origin) or splits
+        return _cached(target, origin) or splits
     except (OSError, _Damaged) as error:
-        log.warning("%s cannot be kept in %s (%s): it is decoded at each start", dataset.name, target.parent, error)
+        log.warning(
+            "%s cannot be cached in %s (%s); it will be decoded at each start", dataset.name, target.parent, error
+        )
         return splits
 
 
 def _writable(splits: Mapping[str, Split]) -> dict[str, Split]:
-    """As the cache would give them: torch warns of an array that cannot be written to."""
+    """Contiguous and writable arrays, as the cache returns them. torch warns about read-only arrays."""
 
     def examples(part: Examples) -> Examples:
         return Examples(np.require(part.x, requirements=["C", "W"]), np.require(part.y, requirements=["C", "W"]))
@@ -111,16 +115,16 @@ def _writable(splits: Mapping[str, Split]) -> dict[str, Split]:
 def _store(splits: Mapping[str, Split], target: Path, origin: list[Stamp]) -> None:
     target.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        made = Path(folder, "made")
-        made.mkdir()
+        new = Path(folder, "new")
+        new.mkdir()
         arrays = {}
         for number, split in enumerate(splits.values()):
             for name, array in _arrays(number, split).items():
-                arrays[name] = _write_array(made / f"{name}.npy", array)
+                arrays[name] = _write_array(new / f"{name}.npy", array)
         index = {"format": FORMAT, "made_from": origin, "domains": list(splits), "arrays": arrays}
-        _write(made / "index.json", json.dumps(index, indent=1).encode("ascii"))
-        _flush(made)
-        _install(made, target, origin)
+        _write(new / "index.json", json.dumps(index, indent=1).encode("ascii"))
+        _flush(new)
+        _install(new, target, origin)
 
 
 def _arrays(number: int, split: Split) -> dict[str, NDArray[Any]]:
@@ -133,7 +137,7 @@ def _arrays(number: int, split: Split) -> dict[str, NDArray[Any]]:
 
 
 def _write_array(path: Path, array: NDArray[Any]) -> dict[str, Any]:
-    """Writes it, and gives its entry in the index."""
+    """Writes the array, and returns its entry in the index."""
     header = _header(array.shape, array.dtype.str)
     _write(path, header, array.data)
     with path.open("rb") as file:
@@ -141,7 +145,7 @@ def _write_array(path: Path, array: NDArray[Any]) -> dict[str, Any]:
     expected = hashlib.sha256(header)
     expected.update(array.data)
     if checksum != expected.hexdigest():
-        raise _Damaged(f"{path.name} did not come back from the disk as it was written")
+        raise _Damaged(f"{path.name} differs on disk from what was written")
     size = len(header) + array.nbytes
     return {"shape": list(array.shape), "dtype": array.dtype.str, "bytes": size, "sha256": checksum}
 
@@ -168,16 +172,16 @@ def _flush(folder: Path) -> None:
         os.close(handle)
 
 
-def _install(made: Path, target: Path, origin: list[Stamp]) -> None:
-    """Gives the folder its name, unless another process was first with the same; what is there and is not good goes."""
+def _install(new: Path, target: Path, origin: list[Stamp]) -> None:
+    """Gives the folder its final name, unless another process was first. Replaces a damaged or outdated folder."""
     for attempt in range(3):
         with contextlib.suppress(_Damaged):
-            if _kept(target, origin) is not None:
+            if _cached(target, origin) is not None:
                 return
         with contextlib.suppress(FileNotFoundError):
-            os.rename(target, made.parent / f"old-{attempt}")
+            os.rename(target, new.parent / f"old-{attempt}")
         try:
-            os.rename(made, target)
+            os.rename(new, target)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
@@ -186,13 +190,13 @@ def _install(made: Path, target: Path, origin: list[Stamp]) -> None:
             return
 
 
-def _kept(target: Path, origin: list[Stamp]) -> dict[str, Split] | None:
-    """The set as it was stored; None if there is none, or if it was made from other files."""
+def _cached(target: Path, origin: list[Stamp]) -> dict[str, Split] | None:
+    """The dataset from the cache; None if there is none, or if it was made from other files."""
     if not os.path.lexists(target):
         return None
     try:
         if target.is_symlink():
-            raise _Damaged("it is a link, and nothing but what was written here is read")
+            raise _Damaged("it is a link; only folders written here are read")
         index = _index(target)
         if index["made_from"] != origin:
             return None
@@ -233,12 +237,12 @@ def _array(target: Path, name: str, entries: Mapping[str, Any]) -> NDArray[Any]:
     with path.open("rb") as file:
         if file.read(len(header)) != header:
             raise _Damaged(f"the header of {path.name} is not the one that was written")
-        # Copy-on-write, not read-only: torch takes it as it is, and nothing reaches the file.
+        # Copy-on-write instead of read-only: torch accepts it without a warning, and the file never changes.
         return np.asarray(np.memmap(file, dtype, "c", len(header), shape))
 
 
 def _size(path: Path) -> int:
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise _Damaged(f"{path.name} is no file")
+        raise _Damaged(f"{path.name} is not a regular file")
     return status.st_size

@@ -26,7 +26,7 @@ CIFAR100_CLASSES = tuple(
     """.split()  # noqa: SIM905
 )
 SUPERCLASSES = 20
-"""CIFAR-100's first label byte, which is checked and left out."""
+"""Number of coarse classes of CIFAR-100. The byte of the coarse class is checked and then dropped."""
 
 BATCHES = tuple(f"data_batch_{k}.bin" for k in range(1, 6))
 COUNTS = 50_000, 10_000
@@ -64,12 +64,12 @@ def _part(
 
 
 def _check_names(publication: Publication, root: Path, name: str, expected: tuple[str, ...]) -> None:
-    """Refuses files whose labels mean something else; the list of names may be missing."""
+    """Refuses files whose list of class names differs from ours. The list may be missing."""
 
     def check(data: bytes) -> None:
-        found = data.decode("ascii", "replace").split()
-        if found != list(expected):
-            raise BadInput(f"it should name {', '.join(expected)}, one on each line, but names {', '.join(found)}")
+        names = data.decode("ascii", "replace").split()
+        if names != list(expected):
+            raise BadInput(f"it should name {', '.join(expected)}, one on each line, but names {', '.join(names)}")
 
     if publication.path_if_any(root, [name]) is not None:
         publication.decoded(root, [name], NAMES_LIMIT, check)

@@ -1,7 +1,7 @@
-"""Digits, and clothes in the files of digits: MNIST, Fashion-MNIST, USPS and SVHN.
+"""Digits: MNIST, USPS and SVHN; and Fashion-MNIST, which has the file format of MNIST.
 
-MNIST: LeCun, Bottou, Bengio and Haffner, Gradient-Based Learning Applied to Document Recognition, 1998 (Cortes and
-LeCun's derivative of NIST's sets; no licence is stated by the publisher). Fashion-MNIST: Xiao, Rasul and Vollgraf, 2017
+MNIST: LeCun, Bottou, Bengio and Haffner, Gradient-Based Learning Applied to Document Recognition, 1998 (derived by
+Cortes and LeCun from NIST's data; the publisher states no licence). Fashion-MNIST: Xiao, Rasul and Vollgraf, 2017
 (MIT licence). USPS: Hull, A Database for Handwritten Text Recognition Research, 1994, in the version of LIBSVM's
 collection (no licence is stated). SVHN: Netzer, Wang, Coates, Bissacco, Wu and Ng, Reading Digits in Natural Images
 with Unsupervised Feature Learning, 2011 (for non-commercial use only).
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from protofed.datasets.examples import Examples, Split
-from protofed.datasets.files import Publication, dataset, say_if_fewer
+from protofed.datasets.files import Publication, dataset, warn_if_fewer
 from protofed.datasets.formats import Bytes, Labels, check_count, check_labels, idx, libsvm, matlab_images, resized
 
 CLASSES = tuple("0123456789")
@@ -28,26 +28,26 @@ SVHN_COUNTS = 73_257, 26_032
 MNIST_SIDE, USPS_SIDE, SVHN_SIDE = 28, 16, 32
 
 USPS_LINE_BYTES = 4096
-"""More than a line of 256 values takes, also with more decimals than there are now."""
+"""Upper bound on the length of a line of 256 values."""
 SVHN_IMAGE_BYTES = 3 * SVHN_SIDE**2 + 1
 SVHN_REST_BYTES = 4096
 """Headers and padding of a MATLAB file."""
 
 
 def read_idx(publication: Publication, counts: tuple[int, int], root: Path, pixels: int) -> dict[str, Split]:
-    """The four files of MNIST, or of a set that is published in the same form."""
+    """The four files of MNIST, or of a dataset in the same format."""
 
     def part(prefix: str, count: int) -> Examples:
         def images(data: bytes) -> Bytes:
-            found = idx(data, 3)
-            check_count(len(found), count)
-            return found[:, None]
+            array = idx(data, 3)
+            check_count(len(array), count)
+            return array[:, None]
 
         def labels(data: bytes) -> Labels:
-            found = idx(data, 1)
-            check_count(len(found), count)
-            check_labels(found, 0, 9)
-            return found.astype(np.int64)
+            array = idx(data, 1)
+            check_count(len(array), count)
+            check_labels(array, 0, 9)
+            return array.astype(np.int64)
 
         x_limit, y_limit = 16 + count * MNIST_SIDE**2, 8 + count
         x = publication.decoded(root, _plain_or(f"{prefix}-images-idx3-ubyte", ".gz"), x_limit, images)
@@ -70,21 +70,21 @@ def read_usps(publication: Publication, counts: tuple[int, int], root: Path, pix
 
 
 def read_svhn(publication: Publication, counts: tuple[int, int], root: Path, pixels: int) -> dict[str, Split]:
-    """The cropped digits; the first part of the training images will do."""
+    """The cropped digits. A file with only the first part of the training images is accepted."""
 
-    def part(name: str, fewest: int, count: int) -> Examples:
+    def part(name: str, minimum: int, count: int) -> Examples:
         limit = count * SVHN_IMAGE_BYTES + SVHN_REST_BYTES
 
         def examples(data: bytes) -> Examples:
             images, labels = matlab_images(data, limit)
             check_labels(labels, 1, 10)
-            check_count(len(labels), count, fewest)
+            check_count(len(labels), count, minimum)
             return Examples(resized(images, pixels), labels % 10)
 
         return publication.decoded(root, [name], limit, examples)
 
     train, test = part("train_32x32.mat", 1, counts[0]), part("test_32x32.mat", counts[1], counts[1])
-    say_if_fewer(f"{publication.name}, training", len(train), counts[0])
+    warn_if_fewer(f"{publication.name}, training", len(train), counts[0])
     return {publication.name: Split(train, test)}
 
 

@@ -1,4 +1,4 @@
-"""What a source of data gives: labelled examples of each domain, split for training and testing."""
+"""Labelled examples of each domain, split into training and test sets, as dataset readers return them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A published set of data, and how its files are read."""
+    """A published dataset, and how its files are read."""
 
     name: str
     classes: tuple[str, ...]
     pixels: int
-    """The side of the images, unless a reader is asked for another."""
+    """Default side of the images."""
     counts: Mapping[str, tuple[int, int]]
-    """How many training and test examples each domain has as published."""
+    """Number of training and test examples of each domain, as published."""
     obtain: str
-    """Where the publisher's files come from and where they go below `$PROTOFED_DATA`, for a reader of an error."""
+    """Where to get the publisher's files and where to put them below `$PROTOFED_DATA`. Error messages end with it."""
     read: Callable[[Path, int], Mapping[str, Split]]
-    """Reads the files below a folder, images at the given side: a split for each domain, one where there is one. Says
+    """Reads the files below a folder, with images at the given side, and returns a split for each domain. Errors say
     which file is missing or damaged, what was expected, and how to get it."""

@@ -1,7 +1,7 @@
-"""The publisher's files below the folder of data: where they are, what they hold, and whether they have changed.
+"""The publisher's files below the data folder: where they are, what they contain, and whether they have changed.
 
-Nothing outside the folder is read, whatever links say, and no file is read or unfolded beyond a size known beforehand,
-nor beyond what a file of its size can honestly hold.
+Nothing outside the data folder is read, not even through links. Reading and decompressing stop at a size known in
+advance, and at a plausible ratio to the size of the file.
 """
 
 import bz2
@@ -17,30 +17,30 @@ from pathlib import Path
 from typing import TypeVar
 
 from protofed.datasets.examples import Dataset, Split
-from protofed.datasets.formats import unfolded_limit
+from protofed.datasets.formats import decompressed_limit
 from protofed.errors import BadInput
 
 log = logging.getLogger(__name__)
 
 VARIABLE = "PROTOFED_DATA"
 PUBLISHED_FOLDERS = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
-"""What a publisher's archive unpacks to, which may stay as it is, inside or beside the folder of the set's name."""
+"""Folders that publishers' archives unpack to. They may stay as they are, inside or beside the dataset's folder."""
 
 Stamp = list[str | int]
-"""Name, size and time of change in nanoseconds: a list, as JSON gives it back."""
+"""Name, size and modification time in nanoseconds. A list, because it is compared with what JSON returns."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Publication:
-    """The files of one published set."""
+    """The files of one published dataset."""
 
     name: str
     obtain: str
 
     def decoded(self, root: Path, names: Sequence[str], limit: int, decode: Callable[[bytes], T]) -> T:
-        """What `decode` makes of the first file there is of these names, of which at most `limit` bytes are read."""
+        """Applies `decode` to the first of these files that exists. At most `limit` bytes are read."""
         path = self.path(root, names)
         try:
             return decode(content(path, limit))
@@ -54,7 +54,7 @@ class Publication:
         return path
 
     def path_if_any(self, root: Path, names: Sequence[str]) -> Path | None:
-        """The first regular file of these names in the folders of the set."""
+        """The first of these files that exists in the folders of the dataset."""
         for path in (folder / name for folder in folders(root, self.name) for name in names):
             if os.path.lexists(path):
                 return regular(root, path)
@@ -67,70 +67,80 @@ Read = Callable[["Publication", tuple[int, int], Path, int], Mapping[str, Split]
 def dataset(
     publication: Publication, classes: tuple[str, ...], pixels: int, counts: tuple[int, int], read: Read
 ) -> Dataset:
-    """A set of one domain, which is called as the set is; `counts` are its training and test examples."""
+    """A dataset of one domain, which has the dataset's name. `counts` are its numbers of training and test examples."""
     name = publication.name
     return Dataset(name, classes, pixels, {name: counts}, publication.obtain, partial(read, publication, counts))
 
 
 def folders(root: Path, name: str) -> list[Path]:
-    """Where the files of a set may lie, in the order in which they are looked for."""
+    """The folders where the files of a dataset may lie, in the order of search."""
     published = PUBLISHED_FOLDERS.get(name)
     return [root / name, *([root / name / published, root / published] if published else [])]
 
 
 def regular(root: Path, path: Path) -> Path:
-    """The path, if it is a regular file below the root."""
+    """The path. Refuses anything but a regular file below the root."""
     if not inside(root, path):  # guard: nothing-outside-folder-read
-        raise BadInput(f"{path} leads out of {root}: put the file itself there, not a link")
+        raise BadInput(f"{path} leads out of {root}; put the file itself there, not a link")
     if not path.is_file():
-        raise BadInput(f"{path} is not a file: put the publisher's file there")
+        raise BadInput(f"{path} is not a regular file; put the publisher's file there")
     return path
 
 
 def inside(root: Path, path: Path) -> bool:
-    """Whether a path, links followed, lies below the root. A link to itself does, and leads nowhere."""
+    """Whether a path, with links followed, lies below the root. A link to itself counts as inside."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
 
 
 def data_root(wanted: str, obtain: str = "") -> Path:
-    """The folder of data that the environment names."""
+    """The data folder, from the environment variable."""
     folder = os.environ.get(VARIABLE)
     if not folder:
-        raise BadInput(f"{wanted}: set ${VARIABLE} to the folder of data. {obtain}".rstrip())
+        raise BadInput(f"{wanted}: set ${VARIABLE} to the data folder. {obtain}".rstrip())
     return Path(folder)
 
 
+def file_below(root: Path, name: str, obtain: str) -> Path:
+    """The file of this name, such as `set/part.csv`, below the root. `obtain` says how to get it if it is missing."""
+    path = root / name
+    if not path.is_file():
+        raise BadInput(f"{path}: there is no such file. {obtain}")
+    if not inside(root, path):
+        raise BadInput(f"{path} leads out of {root}; put the file itself there, not a link")
+    return path
+
+
 def content(path: Path, limit: int) -> bytes:
-    """The whole file, unfolded if it ends in .gz or .bz2; refused beyond `limit` bytes, without unfolding the rest."""
-    opened: dict[str, Callable[..., gzip.GzipFile | bz2.BZ2File]] = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File}
+    """The whole file, decompressed if it ends in .gz or .bz2. Reading stops with an error after `limit` bytes."""
+    openers: dict[str, Callable[..., gzip.GzipFile | bz2.BZ2File]] = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File}
     try:
-        most = unfolded_limit(path.stat().st_size, limit)
-        with opened.get(path.suffix, open)(path, "rb") as file:
-            data: bytes = file.read(most + 1)
+        allowed = decompressed_limit(path.stat().st_size, limit)
+        with openers.get(path.suffix, open)(path, "rb") as file:
+            data: bytes = file.read(allowed + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise BadInput(f"it cannot be read to its end ({error})") from error
-    if len(data) > most:
-        of_its_size = "" if most == limit else " of a file of its size"
-        raise BadInput(f"it holds more than the {most} bytes that were expected{of_its_size}")
+        raise BadInput(f"it cannot be read completely ({error})") from error
+    if len(data) > allowed:
+        of_its_size = "" if allowed == limit else " of a file of its size"
+        raise BadInput(f"it contains more than the {allowed} bytes that were expected{of_its_size}")
     return data
 
 
 def stamps(root: Path, name: str) -> list[Stamp]:
-    """Of every file of a set, in the order of their names."""
-    found = {}
-    for folder, names in (entry for top in folders(root, name) if inside(root, top) for entry in _below(top)):
+    """The stamp of every file of a dataset, in the order of their names."""
+    statuses = {}
+    for folder, names in (entry for top in folders(root, name) if inside(root, top) for entry in _files_below(top)):
         prefix = Path(folder).relative_to(root).as_posix()
         for file in names:
-            with contextlib.suppress(OSError):  # it went away, or is a link to nothing: the reader will tell
-                found[f"{prefix}/{file}"] = os.stat(os.path.join(folder, file))
-    return [[path, status.st_size, status.st_mtime_ns] for path, status in sorted(found.items())]
+            with contextlib.suppress(OSError):  # deleted meanwhile, or a link to nothing: reading it will raise
+                statuses[f"{prefix}/{file}"] = os.stat(os.path.join(folder, file))
+    return [[path, status.st_size, status.st_mtime_ns] for path, status in sorted(statuses.items())]
 
 
-def _below(top: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each folder with the names of its files; links to folders are not followed."""
+def _files_below(top: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each folder with the names of its files. Links to folders are not followed."""
     return ((folder, names) for folder, _, names in os.walk(top))
 
 
-def say_if_fewer(where: str, found: int, published: int) -> None:
-    if found < published:
-        log.warning("%s: %d of the %d examples that were published are here", where, found, published)
+def warn_if_fewer(where: str, count: int, published: int) -> None:
+    if count < published:
+        log.warning("%s: only %d of the %d published examples are here", where, count, published)

@@ -1,13 +1,14 @@
-"""UCI heart disease: patients of four hospitals, thirteen findings each, and whether the vessels are narrowed.
+"""UCI heart disease: patients of four hospitals, with thirteen findings each, and whether they have heart disease.
 
 A. Janosi, W. Steinbrunn, M. Pfisterer and R. Detrano, *Heart Disease*, UCI Machine Learning Repository, 1989,
 CC BY 4.0, <https://doi.org/10.24432/C52P4X>; described by Detrano et al., American Journal of Cardiology 64, 1989.
 
-Departures from the files as they are:
+Changes to the published values:
 
-1. `num` is 0 for no disease and 1 to 4 for its degree, which only some hospitals tell apart. The label is num > 0.
-2. A cholesterol or blood pressure of 0 counts as missing: no patient has one. Switzerland writes every cholesterol so.
-3. Codes are written alike: Cleveland's `1.0` is the others' `1`.
+1. `num` is 0 for no disease and 1 to 4 for its degree, which only some hospitals distinguish. The label is num > 0.
+2. A cholesterol or blood pressure of 0 counts as missing: no patient has such a value. Switzerland's cholesterol values
+   are all 0.
+3. Codes are spelt the same at all hospitals: Cleveland's `1.0` becomes `1`.
 """
 
 from collections.abc import Mapping
@@ -17,11 +18,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofed.datasets.tabular import Cells, Kind, Table, file_below, read_csv
+from protofed.datasets.files import file_below
+from protofed.datasets.tabular import Cells, Kind, Table, read_csv
 from protofed.errors import BadInput
 
 COUNTS = {"cleveland": 303, "hungarian": 294, "switzerland": 123, "va": 200}
-"""Patients of each hospital, as published."""
+"""Number of patients of each hospital, as published."""
 CLASSES = ("healthy", "disease")
 OBTAIN = (
     "Get heart+disease.zip from https://archive.ics.uci.edu/dataset/45/heart+disease and put processed.cleveland.data, "
@@ -42,7 +44,7 @@ KINDS: dict[str, Kind] = {
     "ca": "numeric",
     "thal": "categorical",
 }
-"""The thirteen findings. (`ca`, the number of vessels that took up dye, is a count.)"""
+"""The thirteen findings. `ca` is numeric because it counts vessels."""
 LABEL = "num"
 NEVER_ZERO = ("trestbps", "chol")
 
@@ -68,7 +70,7 @@ def _hospital(root: Path, name: str, count: int) -> Hospital:
 
 
 def _cleaned(table: Table, column: str) -> Cells:
-    """A column of numbers, all in the same writing."""
+    """A column of numbers, all in the same spelling."""
     values = table.numbers(column)
     if column in NEVER_ZERO:
         values = np.where(values == 0, np.nan, values)
@@ -78,5 +80,5 @@ def _cleaned(table: Table, column: str) -> Cells:
 def _labels(table: Table) -> NDArray[np.int64]:
     degrees = table.numbers(LABEL)
     for row in np.flatnonzero(~np.isin(degrees, range(5))):
-        raise BadInput(f"{table.place(int(row))}: num is {table.column(LABEL)[row]}, expected 0, 1, 2, 3 or 4")
+        raise BadInput(f"{table.place(int(row))}: num is {table.column(LABEL)[row]}; expected 0, 1, 2, 3 or 4")
     return (degrees > 0).astype(np.int64)

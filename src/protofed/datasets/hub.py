@@ -1,7 +1,7 @@
-"""Sets of images in the form of Hugging Face's `datasets`: from its hub, or saved to a folder.
+"""Image datasets in the format of Hugging Face's `datasets`, from its hub or from a folder.
 
-Needs the extra `protofed[hub]`. Images are decoded here, by the rules of `images.py`, and not by `datasets`; code that
-comes with a set is never run.
+Needs the extra `protofed[hub]`. Images are decoded by `images.py`, not by `datasets`. Code that comes with a dataset is
+never run.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protofed.datasets.examples import Examples, Split
 from protofed.datasets.files import inside
-from protofed.datasets.folders import shortened
+from protofed.datasets.image_folders import shortened
 from protofed.datasets.images import check_inside, check_memory, decoded, decoded_bytes
 from protofed.errors import BadInput
 
@@ -25,7 +25,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class _Rows:
-    """One part of a set: its rows, and where the files that they may name are allowed to lie."""
+    """The rows of one part, and the folders in which image files named by the rows may lie."""
 
     table: Any
     where: str
@@ -33,40 +33,42 @@ class _Rows:
 
 
 def hub_split(source: str, image: str, label: str, domain: str | None, pixels: int) -> Mapping[str, Split]:
-    """The training and test images of each domain of `hf:owner/name` or `hf:/folder`, by the names of three columns.
+    """The training and test images of each domain of `hf:owner/name` or `hf:/folder`.
 
-    Without a column of domains there is one domain, called as the set is."""
+    `image`, `label` and `domain` name columns. Without a domain column, the dataset is one domain of the same name.
+    """
     train, test = (_part(part, image, label, domain, source) for part in _train_and_test(source))
-    sets = {
+    rows = {
         name: (train.domains.get(name, ()), test.domains.get(name, ())) for name in {**train.domains, **test.domains}
     }
-    if not sets:
+    if not rows:
         raise BadInput(f"{source}: has no rows")
-    for name, rows in sets.items():
-        if not all(map(len, rows)):
-            numbers = f"{len(rows[0])} training and {len(rows[1])} test images"
-            raise BadInput(f"{source}: domain {name!r} has {numbers}: each needs some of both")
+    for name, (train_rows, test_rows) in rows.items():
+        if not (train_rows and test_rows):
+            numbers = f"{len(train_rows)} training and {len(test_rows)} test images"
+            raise BadInput(f"{source}: domain {name!r} has {numbers}; every domain needs both")
     check_memory(sum(len(part.labels) for part in (train, test)), pixels, source)
     return {
-        name: Split(train.examples(own, pixels), test.examples(other, pixels)) for name, (own, other) in sets.items()
+        name: Split(train.examples(train_rows, pixels), test.examples(test_rows, pixels))
+        for name, (train_rows, test_rows) in rows.items()
     }
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Rows whose labels and domains are known and whose images are still encoded."""
+    """Rows with their labels and domains. The images are not decoded yet."""
 
     rows: _Rows
     image: str
     labels: NDArray[np.int64]
     domains: Mapping[str, Sequence[int]]
-    """The numbers of the rows of each domain."""
+    """The row numbers of each domain."""
 
-    def examples(self, own: Sequence[int], pixels: int) -> Examples:
-        x = np.empty((len(own), 3, pixels, pixels), np.uint8)
-        for place, row in enumerate(own):
-            x[place] = _decoded(self.rows.table[row][self.image], self.rows, row, pixels)
-        return Examples(x, self.labels[np.array(own, np.int64)])
+    def examples(self, numbers: Sequence[int], pixels: int) -> Examples:
+        x = np.empty((len(numbers), 3, pixels, pixels), np.uint8)
+        for k, row in enumerate(numbers):
+            x[k] = _decoded(self.rows.table[row][self.image], self.rows, row, pixels)
+        return Examples(x, self.labels[np.array(numbers, np.int64)])
 
 
 def _train_and_test(source: str) -> tuple[_Rows, _Rows]:
@@ -75,8 +77,8 @@ def _train_and_test(source: str) -> tuple[_Rows, _Rows]:
     names = list(parts) if isinstance(parts, dict) else []
     test = next((name for name in ("test", "validation") if name in names), None)
     if "train" not in names or test is None:
-        there = ", ".join(names) if names else "a single one without a name"
-        raise BadInput(f"{source}: needs the parts train and test (or validation), but has {there}")
+        present = ", ".join(names) if names else "a single unnamed part"
+        raise BadInput(f"{source}: needs the parts train and test (or validation), but has {present}")
     train_rows, test_rows = (_Rows(parts[name], f"{source}, {name}", homes) for name in ("train", test))
     return train_rows, test_rows
 
@@ -85,32 +87,32 @@ def _library(source: str) -> Any:
     try:
         return importlib.import_module("datasets")
     except ImportError as error:
-        raise BadInput(f"{source}: reading it needs another package: pip install 'protofed[hub]'") from error
+        raise BadInput(f"{source}: needs another package: pip install 'protofed[hub]'") from error
 
 
 def _loaded(library: Any, source: str) -> tuple[Any, tuple[Path, ...]]:
-    """The parts of the set, and the folders that their files may lie in."""
-    kind, _, place = source.partition(":")
-    is_folder = Path(place).is_absolute()
-    if kind != "hf" or not (is_folder or HUB_NAME.fullmatch(place)):
-        raise BadInput(f"{source}: not hf:owner/name, and not hf: with the full path of a folder")
-    if not is_folder and Path(place).exists():
-        raise BadInput(f"{source}: {place} is also a folder here, which would be read instead: give its full path")
+    """The parts of the dataset, and the folders in which their files may lie."""
+    kind, _, location = source.partition(":")
+    is_folder = Path(location).is_absolute()
+    if kind != "hf" or not (is_folder or HUB_NAME.fullmatch(location)):
+        raise BadInput(f"{source}: expected hf:owner/name, or hf: with the full path of a folder")
+    if not is_folder and Path(location).exists():
+        raise BadInput(f"{source}: {location} is also a folder here, which would be read instead; give its full path")
     try:
-        parts = library.load_from_disk(place) if is_folder else library.load_dataset(place)
-    except Exception as error:  # the network, the disk, and the library's own kinds of errors
+        parts = library.load_from_disk(location) if is_folder else library.load_dataset(location)
+    except Exception as error:  # errors of the network, of the disk and of the library
         raise BadInput(f"{source}: cannot be loaded ({error})") from error
     if not is_folder:
         cache = importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE
         return parts, (Path(library.config.HF_DATASETS_CACHE), Path(cache))
     for part in parts.values() if isinstance(parts, dict) else ():
         for file in part.cache_files:
-            check_inside(Path(file["filename"]), Path(place))
+            check_inside(Path(file["filename"]), Path(location))
         try:
-            part.data.validate(full=True)  # offsets that lead out of the file would end the process, not the reading
-        except Exception as error:  # the library's own kinds of errors
-            raise BadInput(f"{source}: its tables are damaged ({error}): save it again") from error
-    return parts, (Path(place),)
+            part.data.validate(full=True)  # offsets outside the file would crash the process later
+        except Exception as error:  # errors of the library
+            raise BadInput(f"{source}: its tables are damaged ({error}); save it again") from error
+    return parts, (Path(location),)
 
 
 def _part(rows: _Rows, image: str, label: str, domain: str | None, source: str) -> _Part:
@@ -125,33 +127,33 @@ def _part(rows: _Rows, image: str, label: str, domain: str | None, source: str) 
     if isinstance(features[image], library.Image):
         encoded = encoded.cast_column(image, library.Image(decode=False))
     elif getattr(features[image], "dtype", "") not in ("binary", "large_binary"):
-        raise BadInput(f"{rows.where}: column {image} holds {features[image]}, neither images nor bytes")
+        raise BadInput(f"{rows.where}: column {image} has type {features[image]}; expected images or bytes")
     labels = _labels(list(table[label]), rows, label)
-    whole = source.rstrip("/").rpartition("/")[2]
-    domains = [whole] * len(labels) if domain is None else _domains(table, domain, rows)
-    own: dict[str, list[int]] = {}
+    dataset_name = source.rstrip("/").rpartition("/")[2]
+    domains = [dataset_name] * len(labels) if domain is None else _domains(table, domain, rows)
+    rows_by_domain: dict[str, list[int]] = {}
     for row, name in enumerate(domains):
-        own.setdefault(name, []).append(row)
-    return _Part(_Rows(encoded, rows.where, rows.homes), image, labels, own)
+        rows_by_domain.setdefault(name, []).append(row)
+    return _Part(_Rows(encoded, rows.where, rows.homes), image, labels, rows_by_domain)
 
 
 def _labels(values: list[Any], rows: _Rows, column: str) -> NDArray[np.int64]:
     for row, value in enumerate(values):
         if type(value) is not int or value < 0:
             raise BadInput(
-                f"{rows.where}, row {row}: {column} is {value!r}, but labels are whole numbers from 0: "
+                f"{rows.where}, row {row}: {column} is {value!r}, but labels must be integers from 0; "
                 "datasets.Dataset.class_encode_column makes them from names"
             )
     return np.array(values, np.int64)
 
 
 def _domains(table: Any, column: str, rows: _Rows) -> list[str]:
-    """The domain of each row, by name where the column holds the number of a name."""
+    """The name of each row's domain, also where the column holds indices of names."""
     names = getattr(table.features[column], "names", None)
     values = [names[value] if names and type(value) is int else value for value in table[column]]
     for row, value in enumerate(values):
         if not isinstance(value, str) or not value:
-            raise BadInput(f"{rows.where}, row {row}: {column} is {value!r}, but a domain is named by text")
+            raise BadInput(f"{rows.where}, row {row}: {column} is {value!r}, but a domain must be a name")
     return values
 
 
@@ -160,13 +162,13 @@ def _decoded(value: Any, rows: _Rows, row: int, pixels: int) -> NDArray[np.uint8
     content = value.get("bytes") if isinstance(value, dict) else value
     if isinstance(content, bytes):
         return decoded_bytes(content, where, pixels)
-    named = value.get("path") if isinstance(value, dict) else None
-    if not isinstance(named, str):
+    file = value.get("path") if isinstance(value, dict) else None
+    if not isinstance(file, str):
         raise BadInput(f"{where}: has no image")
-    # A row of a set from elsewhere could name any file of this machine.
-    for home in rows.homes if "\0" not in named else ():
-        path = home / named
+    # A dataset from elsewhere could name any file of this machine.
+    for home in rows.homes if "\0" not in file else ():
+        path = home / file
         if inside(home, path):
             return decoded(path, pixels)
     homes = " and ".join(map(str, rows.homes))
-    raise BadInput(f"{where}: its image is the file {shortened([named])}, outside {homes}")
+    raise BadInput(f"{where}: its image is the file {shortened([file])}, which is outside {homes}")

@@ -1,13 +1,13 @@
-"""``syn_rendered``: coloured digits drawn from fonts, a look-alike of SYN for those who do not have SYN.
+"""``syn_rendered``: coloured digits drawn from fonts, similar to SYN, for users who do not have SYN.
 
 SYN is the set of synthetic numbers of Y. Ganin and V. Lempitsky, "Unsupervised Domain Adaptation by Backpropagation",
-ICML 2015: one to three digits in Windows fonts at varied places, angles and blurs, in varied colours of ground and
-stroke, chosen by hand to resemble SVHN. These images are not those: they are our own, drawn from that description
-with the fonts that ship with matplotlib (DejaVu, Computer Modern and STIX, all free), and numbers measured on them
-are not numbers on SYN. As in SYN, training and test images use the same fonts; they differ in every draw.
+ICML 2015: one to three digits in Windows fonts, with varied position, orientation, blur, and colours of background and
+stroke, chosen by hand to resemble SVHN. The images here are our own. They follow that description with the fonts that
+ship with matplotlib (DejaVu, Computer Modern and STIX, all free). Results on them are not results on SYN. As in SYN,
+training and test images use the same fonts; all other draws differ.
 
-Everything after the draws is arithmetic that IEEE 754 fixes to the bit (no sine, logarithm or matrix product), so
-that all machines with the same versions of NumPy, SciPy, Pillow and matplotlib draw the same bytes.
+After the random draws, only operations follow whose result IEEE 754 fixes exactly (no sine, logarithm or matrix
+product). So all machines with the same versions of NumPy, SciPy, Pillow and matplotlib draw the same bytes.
 """
 
 import functools
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import scipy  # loads its modules when they are asked for
+import scipy  # loads its submodules on first use
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
@@ -34,7 +34,7 @@ CLASSES = 10
 COUNTS: dict[Part, int] = {"train": 25_000, "test": 9_000}
 SEED = 2306
 CHUNK = 500
-"""Images that are drawn together, from a seed of their own: how many follow does not change them."""
+"""Number of images drawn together. Each chunk has its own seed, so it does not depend on the number of chunks."""
 
 FONTS = (
     *("DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans-Oblique.ttf", "DejaVuSans-BoldOblique.ttf"),
@@ -44,15 +44,15 @@ FONTS = (
     *("cmr10.ttf", "cmb10.ttf", "cmti10.ttf", "cmss10.ttf", "cmtt10.ttf"),
 )
 CELL = 96
-"""Side of the square in which a glyph stands."""
+"""Side of the square that holds a glyph."""
 GLYPH_HEIGHT = 48
-"""Height of a zero in it."""
-FINENESS = 2
-"""Glyphs are drawn so many times larger than kept, for the distances to their edges to be exact enough."""
+"""Height of the digit zero in that square."""
+OVERSAMPLING = 2
+"""Glyphs are drawn larger by this factor and then reduced, so that distances to their edges are accurate."""
 
 
 def draw(part: Part, number: int) -> Examples:
-    """The first so many images of a part, and their digits."""
+    """The first `number` images of a part, and their digits."""
     x = np.empty((number, 3, SIDE, SIDE), np.uint8)
     y = np.empty(number, np.int64)
     for start in range(0, number, CHUNK):
@@ -80,7 +80,7 @@ DATASET = Dataset(
 
 def _chunk(seed: int) -> tuple[Bytes, Integers]:
     rng = np.random.Generator(np.random.PCG64(seed))
-    # A permutation of all digits in every ten, so that the classes of any beginning are balanced to one image.
+    # Every ten images are a permutation of the digits, so the classes of any prefix are balanced to within one image.
     digits = rng.permuted(np.tile(np.arange(CLASSES), (CHUNK // CLASSES, 1)), axis=1).reshape(-1)
     depth = _text(digits, rng)
     scene = _painted(_ground(rng), depth, rng)
@@ -91,14 +91,14 @@ def _chunk(seed: int) -> tuple[Bytes, Integers]:
 
 
 def _between(rng: np.random.Generator, low: float, high: float, *shape: int) -> Floats:
-    """One draw, or an array of them, for each image of a chunk, broadcastable."""
-    # Generator.uniform would leave it to the compiler whether the sum and the product are rounded once or twice.
+    """Uniform draws of the given shape for each image of a chunk."""
+    # In Generator.uniform, the compiler may fuse product and sum, which rounds once instead of twice.
     values: Floats = rng.random((CHUNK, *shape), np.float32) * (high - low) + low
     return values
 
 
 def _turned(rng: np.random.Generator, steepest: float) -> tuple[Floats, Floats, Floats, Floats]:
-    """Cosine and sine of an angle for each image, and columns and rows of all pixels about a centre near the middle."""
+    """For each image, the cosine and sine of an angle, and pixel coordinates relative to a centre near the middle."""
     tangent = _between(rng, -steepest, steepest, 1, 1)  # of half the angle
     cos, sin = (1 - tangent**2) / (1 + tangent**2), 2 * tangent / (1 + tangent**2)
     along = np.arange(SIDE, dtype=np.float32) - (SIDE - 1) / 2
@@ -108,7 +108,7 @@ def _turned(rng: np.random.Generator, steepest: float) -> tuple[Floats, Floats, 
 
 
 def _text(digits: Integers, rng: np.random.Generator) -> Floats:
-    """How deep each pixel lies in the ink of a number of one to three digits, one of which is in the middle."""
+    """Signed depth of each pixel inside the ink of one to three digits. The labelled digit is in the middle."""
     glyphs, half_widths = _glyphs()
     font = rng.integers(len(FONTS), size=CHUNK)
     scale = _between(rng, 15 / GLYPH_HEIGHT, 27 / GLYPH_HEIGHT, 1, 1)
@@ -129,8 +129,8 @@ def _text(digits: Integers, rng: np.random.Generator) -> Floats:
 
 
 def _sampled(fields: Floats, across: Floats, down: Floats) -> Floats:
-    """Values of each field (N, CELL, CELL) at points about its middle, between its pixels linearly."""
-    highest = CELL - 1.01  # a point in the last row would have none below it
+    """Bilinear interpolation of each field (N, CELL, CELL) at points relative to its middle."""
+    highest = CELL - 1.01  # interpolation needs one more row below and one more column to the right
     x, y = (np.clip(points + (CELL - 1) / 2, 0, highest) for points in np.broadcast_arrays(across, down))
     column, row = x.astype(np.int64), y.astype(np.int64)
     right, below = x - column.astype(np.float32), y - row.astype(np.float32)
@@ -144,39 +144,39 @@ def _sampled(fields: Floats, across: Floats, down: Floats) -> Floats:
 
 @functools.cache
 def _glyphs() -> tuple[Floats, Floats]:
-    """How deep each point of a cell lies in each font's digits, (F, 10, CELL, CELL), and half their widths, (F, 10)."""
+    """Signed depth inside each font's digits, (F, 10, CELL, CELL), and half their widths, (F, 10)."""
     import matplotlib  # a slow import that only drawing needs
 
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
     depths = np.empty((len(FONTS), CLASSES, CELL, CELL), np.float32)
     half_widths = np.empty((len(FONTS), CLASSES), np.float32)
     for k, file in enumerate(FONTS):
-        # The basic layout is always there; the default one depends on how Pillow was built.
+        # The basic layout engine is always available; the default depends on how Pillow was built.
         trial = ImageFont.truetype(str(folder / file), 100, layout_engine=ImageFont.Layout.BASIC)
         _, top, _, bottom = trial.getbbox("0")
-        font = trial.font_variant(size=round(100 * FINENESS * GLYPH_HEIGHT / (bottom - top)))
+        font = trial.font_variant(size=round(100 * OVERSAMPLING * GLYPH_HEIGHT / (bottom - top)))
         for digit in range(CLASSES):
             depths[k, digit], half_widths[k, digit] = _glyph(font, str(digit))
     return depths, half_widths
 
 
 def _glyph(font: ImageFont.FreeTypeFont, digit: str) -> tuple[Floats, float]:
-    """Depth of a digit in the middle of its cell, at the height of the font's zero, and half its width."""
-    side = FINENESS * CELL
+    """Signed depth inside a digit that is centred in its cell, and half its width."""
+    side = OVERSAMPLING * CELL
     _, top, _, bottom = font.getbbox("0")
     canvas = Image.new("L", (side, side))
     ImageDraw.Draw(canvas).text((side // 4, round((side - top - bottom) / 2)), digit, font=font, fill=255)
     ink = np.asarray(canvas) >= 128
-    # Pillow's box holds the space around a digit as well, so that the ink itself has to be found.
+    # Pillow's bounding box includes the space around a digit, so measure the ink itself.
     columns = np.flatnonzero(ink.any(axis=0))
     ink = np.roll(ink, (side - 1 - columns[0] - columns[-1]) // 2, axis=1)
     depth = scipy.ndimage.distance_transform_edt(ink) - scipy.ndimage.distance_transform_edt(~ink)
-    kept = depth[FINENESS // 2 :: FINENESS, FINENESS // 2 :: FINENESS] / FINENESS
-    return kept.astype(np.float32), len(columns) / (2 * FINENESS)
+    reduced = depth[OVERSAMPLING // 2 :: OVERSAMPLING, OVERSAMPLING // 2 :: OVERSAMPLING] / OVERSAMPLING
+    return reduced.astype(np.float32), len(columns) / (2 * OVERSAMPLING)
 
 
 def _ground(rng: np.random.Generator) -> Floats:
-    """Walls to write on: plain, shaded, of two parts with an edge between, or stained."""
+    """Backgrounds: plain, with a gradient, of two colours with an edge between, or stained."""
     first = _colours(rng)
     second = first + _between(rng, -0.4, 0.4, 3, 1, 1)
     cos, sin, columns, rows = _turned(rng, 1.0)
@@ -191,8 +191,8 @@ def _ground(rng: np.random.Generator) -> Floats:
 
 
 def _painted(ground: Floats, depth: Floats, rng: np.random.Generator) -> Floats:
-    """The number on its ground, with a rim of another colour around a third of them."""
-    # Some fonts are hairlines at this size: strokes are rather widened than narrowed.
+    """The digits on their background. A third of them have a rim of another colour."""
+    # Some fonts have hairlines at this size, so strokes are more often widened than narrowed.
     depth = (depth + _between(rng, -0.1, 0.7, 1, 1))[:, None]
     ink = _unlike(ground[:, :, SIDE // 2, SIDE // 2, None, None], rng)
     rim = _unlike(ink, rng)
@@ -210,7 +210,7 @@ def _colours(rng: np.random.Generator) -> Floats:
 
 
 def _unlike(colours: Floats, rng: np.random.Generator) -> Floats:
-    """Random colours that differ from the given ones by 0.35 or more in some channel."""
+    """Random colours that differ from the given ones by at least 0.35 in some channel."""
     drawn, distance = _colours(rng), _between(rng, 0.35, 0.5, 1, 1, 1)
     is_near = (np.abs(drawn - colours) < 0.35).all(axis=1, keepdims=True)
     away: Floats = np.where(colours < 0.5, colours + distance, colours - distance)
@@ -218,7 +218,7 @@ def _unlike(colours: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _blurred(scene: Floats, spread: Floats) -> Floats:
-    """Three times in each direction, every pixel gives `spread` of itself to each of its neighbours."""
+    """Blurs three times in each direction: every pixel gives the share `spread` to each of its two neighbours."""
     for _ in range(6):
         padded = np.pad(scene, ((0, 0), (0, 0), (1, 1), (0, 0)), mode="edge")
         scene = (scene + spread * (padded[:, :, :-2] + padded[:, :, 2:] - 2 * scene)).swapaxes(2, 3)

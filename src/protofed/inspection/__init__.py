@@ -16,7 +16,7 @@ from protofed.inspection.images import inspected_images
 from protofed.inspection.page import Inspection
 from protofed.inspection.tables import inspected_tables
 from protofed.runs.store.checkpoint import write_atomically
-from protofed.tasks.custom import Own
+from protofed.tasks.custom import Custom
 
 __all__ = ["Finding", "Inspection", "check_target", "inspect", "write_new"]
 
@@ -37,7 +37,7 @@ def inspect(
     if write is not None:
         check_target(write)
     kind = sites.kind_of(path)
-    wishes = Own(str(path), kind, label, tuple(leave_out), tuple(categorical), skip_damaged=skip_damaged)
+    wishes = Custom(str(path), kind, label, tuple(leave_out), tuple(categorical), skip_damaged=skip_damaged)
     found = inspected_images(path, wishes) if kind == "images" else inspected_tables(path, wishes)
     if write is None or found.errors:
         return found

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from protofed.datasets import sites
-from protofed.datasets.tabular import MOST_CATEGORIES, Kind, Table
+from protofed.datasets.tabular import Kind, Table
+from protofed.datasets.tabular.limits import MAX_CATEGORIES
 from protofed.errors import BadInput
 from protofed.inspection.findings import FEW, Finding
 from protofed.inspection.text import aligned, some
 
-MOST_CODES = 20
+MAX_CODES = 20
 """A column of numbers and words with more different values is meant to be numeric."""
 LIKELY_IDENTIFIER = re.compile(r"(^|[^a-z])(id|ids|mrn|uid|key|nr|number|index|row|record|unnamed.*)$", re.IGNORECASE)
 
@@ -35,10 +36,10 @@ def column_of(tables: Mapping[str, Table], name: str, categorical: Sequence[str]
     cells = [cell for table in tables.values() for cell in table.column(name)]
     there = [cell for cell in cells if cell is not None]
     kinds, faults = sites.kinds_of(tables, [name], categorical)
-    written = sites.plain_number if kinds[name] == "numeric" else sites.code
-    values = sites.in_order(written(cell) for cell in there)
+    written = sites.normalised_number if kinds[name] == "numeric" else sites.normalised_code
+    values = sites.sorted_classes(written(cell) for cell in there)
     reason = None if name in faults else _useless(tables, name, kinds[name], values)
-    is_code = name in faults and len(values) <= MOST_CODES
+    is_code = name in faults and len(values) <= MAX_CODES
     findings = [*_absences(tables, name)] if there else []
     if reason is not None:
         findings.append(Finding("warning", f"column {name!r} {reason}", "it is left out (leave_out in the file)"))
@@ -64,8 +65,8 @@ def _useless(tables: Mapping[str, Table], name: str, kind: Kind, values: Sequenc
         return "looks like an identifier: every row of a site has another value" if is_counted or is_named else None
     if count >= FEW and distinct > 0.9 * count:
         return "looks like an identifier, a date or free text: nearly every row of a site has another value"
-    if len(values) > MOST_CATEGORIES:
-        return f"has {len(values)} different words, the most is {MOST_CATEGORIES}; group them to use it"
+    if len(values) > MAX_CATEGORIES:
+        return f"has {len(values)} different words, the most is {MAX_CATEGORIES}; group them to use it"
     return None
 
 

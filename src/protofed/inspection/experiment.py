@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping
 from statistics import median_low
 
-from protofed.tasks.custom import Own, Sides
+from protofed.tasks.custom import Custom, TrainTestRows
 
 BATCHES = (8, 16, 32, 64)
 
 
-def experiment(settings: Own, sides: Mapping[str, Sides]) -> str:
+def experiment(settings: Custom, sides: Mapping[str, TrainTestRows]) -> str:
     sizes = [len(own.train) for own in sides.values()]
     batch = max([size for size in BATCHES if size <= median_low(sizes)], default=BATCHES[0])
     specific = _image_lines(settings) if settings.kind == "images" else _table_lines(settings)
@@ -47,7 +47,7 @@ def experiment(settings: Own, sides: Mapping[str, Sides]) -> str:
     return "\n".join(lines)
 
 
-def _image_lines(settings: Own) -> list[str]:
+def _image_lines(settings: Custom) -> list[str]:
     return [
         "# Images are scaled to so many pixels a side; more show finer details, and take longer.",
         f"pixels = {settings.pixels}",
@@ -62,7 +62,7 @@ def _image_lines(settings: Own) -> list[str]:
     ]
 
 
-def _table_lines(settings: Own) -> list[str]:
+def _table_lines(settings: Custom) -> list[str]:
     return [
         "# The column that is to be predicted; rows without a value there are left out.",
         f"label = {_quoted(settings.label or '')}",

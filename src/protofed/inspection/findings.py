@@ -8,7 +8,7 @@ from typing import Literal
 
 from protofed.datasets import sites
 from protofed.inspection.text import listed, some
-from protofed.tasks.custom import Sample, Sides, untested
+from protofed.tasks.custom import SiteExamples, TrainTestRows, untested_classes
 
 Severity = Literal["error", "warning"]
 
@@ -25,7 +25,7 @@ class Finding:
     advice: str = ""
 
 
-def class_findings(samples: Mapping[str, Sample], sides: Mapping[str, Sides]) -> Iterator[Finding]:
+def class_findings(samples: Mapping[str, SiteExamples], sides: Mapping[str, TrainTestRows]) -> Iterator[Finding]:
     classes = classes_of(samples)
     if not samples:
         yield Finding("error", "there is nothing left to learn from", "see above why")
@@ -41,7 +41,7 @@ def class_findings(samples: Mapping[str, Sample], sides: Mapping[str, Sides]) ->
         )
     yield from _variants(classes)
     yield from _scarcities(samples, sides)
-    never = untested(samples, sides)
+    never = untested_classes(samples, sides)
     if never:
         yield Finding("warning", f"no site can test {some(never)}", "accuracies will not tell of it; add examples")
 
@@ -57,7 +57,7 @@ def _variants(classes: Sequence[str]) -> Iterator[Finding]:
             yield Finding("warning", what, "if they are one class, spell it alike at every site")
 
 
-def _scarcities(samples: Mapping[str, Sample], sides: Mapping[str, Sides]) -> Iterator[Finding]:
+def _scarcities(samples: Mapping[str, SiteExamples], sides: Mapping[str, TrainTestRows]) -> Iterator[Finding]:
     """Of which there is little or nothing, and where."""
     classes, counts = classes_of(samples), {site: Counter(sample.labels) for site, sample in samples.items()}
     absent = {site: [name for name in classes if name not in own] for site, own in counts.items()}
@@ -82,5 +82,5 @@ def _scarcities(samples: Mapping[str, Sample], sides: Mapping[str, Sides]) -> It
         yield Finding("warning", f"sites with fewer than {FEW} examples:{listed(few)}", "their accuracy says little")
 
 
-def classes_of(samples: Mapping[str, Sample]) -> tuple[str, ...]:
-    return sites.in_order(label for sample in samples.values() for label in sample.labels)
+def classes_of(samples: Mapping[str, SiteExamples]) -> tuple[str, ...]:
+    return sites.sorted_classes(label for sample in samples.values() for label in sample.labels)

@@ -10,18 +10,18 @@ from typing import Literal
 
 from protofed.datasets import sites
 from protofed.datasets.images import SUFFIXES
-from protofed.datasets.sites import Described, ImageSites
+from protofed.datasets.sites import ImageInfo, ImageSites
 from protofed.errors import BadInput
 from protofed.inspection.findings import Finding, class_findings
 from protofed.inspection.page import Inspection
 from protofed.inspection.text import listed, number_of, some
-from protofed.tasks.custom import Own, Sample, divisions
+from protofed.tasks.custom import Custom, SiteExamples, split_sites
 
 SIDES = (28, 32, 64, 96, 128)
 GREY = frozenset({"1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N", "F"})
 
 
-def inspected_images(path: Path, wishes: Own) -> Inspection:
+def inspected_images(path: Path, wishes: Custom) -> Inspection:
     listing = sites.image_sites(path)
     known, damaged = _described(listing)
     samples = {site: sample for site, sample in _samples(listing, known).items() if sample.labels}
@@ -29,7 +29,7 @@ def inspected_images(path: Path, wishes: Own) -> Inspection:
     if wishes.skip_damaged and damaged:  # whoever says so has seen them, and no more than these
         share = ceil(1000 * len(damaged) / listing.count) / 1000
         settings = replace(settings, max_damaged=min(0.999, max(settings.max_damaged, share)))
-    sides = divisions(samples, settings.test_fraction, settings.seed)
+    sides = split_sites(samples, settings.test_fraction, settings.seed)
     findings = [
         *_damage(damaged, wishes.skip_damaged),
         *_empty(listing, samples),
@@ -44,26 +44,26 @@ def inspected_images(path: Path, wishes: Own) -> Inspection:
     )
 
 
-def _described(listing: ImageSites) -> tuple[dict[Path, Described], dict[Path, str]]:
+def _described(listing: ImageSites) -> tuple[dict[Path, ImageInfo], dict[Path, str]]:
     """What each image is, and what is wrong with those that cannot be decoded."""
     known, damaged = {}, {}
     for path in (path for classes in listing.files.values() for paths in classes.values() for path in paths):
         try:
-            known[path] = sites.described(path)
+            known[path] = sites.image_info(path)
         except BadInput as error:
             damaged[path] = str(error)
     return known, damaged
 
 
-def _samples(listing: ImageSites, known: Mapping[Path, Described]) -> dict[str, Sample]:
+def _samples(listing: ImageSites, known: Mapping[Path, ImageInfo]) -> dict[str, SiteExamples]:
     samples = {}
     for site, classes in listing.files.items():
         rows = [(name, known[path].digest) for name, paths in classes.items() for path in paths if path in known]
-        samples[site] = Sample(tuple(name for name, _ in rows), tuple(digest for _, digest in rows))
+        samples[site] = SiteExamples(tuple(name for name, _ in rows), tuple(digest for _, digest in rows))
     return samples
 
 
-def _image_settings(wishes: Own, images: Sequence[Described]) -> Own:
+def _image_settings(wishes: Custom, images: Sequence[ImageInfo]) -> Custom:
     side = median_low([min(image.size) for image in images]) if images else SIDES[0]
     pixels = max([known for known in SIDES if known <= side], default=SIDES[0])
     channels: Literal[1, 3] = 1 if all(image.mode in GREY for image in images) else 3
@@ -71,7 +71,7 @@ def _image_settings(wishes: Own, images: Sequence[Described]) -> Own:
     return replace(wishes, label=None, pixels=pixels, channels=channels, model=model)
 
 
-def _image_facts(known: Mapping[Path, Described], listing: ImageSites) -> tuple[str, ...]:
+def _image_facts(known: Mapping[Path, ImageInfo], listing: ImageSites) -> tuple[str, ...]:
     facts = []
     if known:
         by_size = sorted((image.size for image in known.values()), key=lambda size: (min(size), max(size)))
@@ -93,7 +93,7 @@ def _damage(damaged: Mapping[Path, str], skip_damaged: bool) -> Iterator[Finding
         yield Finding("error", what, "get them again, remove them, or leave them out with --skip-damaged")
 
 
-def _empty(listing: ImageSites, samples: Mapping[str, Sample]) -> Iterator[Finding]:
+def _empty(listing: ImageSites, samples: Mapping[str, SiteExamples]) -> Iterator[Finding]:
     for site, classes in listing.files.items():
         if site not in samples:
             yield Finding("warning", f"{site} has no images", "it is left out; add its images, or remove the folder")
@@ -103,7 +103,7 @@ def _empty(listing: ImageSites, samples: Mapping[str, Sample]) -> Iterator[Findi
             yield Finding("warning", f"{site} has empty class folders: {some(empty)}", "a class needs no empty folder")
 
 
-def _copies(root: Path, listing: ImageSites, known: Mapping[Path, Described]) -> Iterator[Finding]:
+def _copies(root: Path, listing: ImageSites, known: Mapping[Path, ImageInfo]) -> Iterator[Finding]:
     """Files with the same content, by what they would spoil."""
     places: dict[str, list[tuple[str, str, Path]]] = defaultdict(list)
     for site, classes in listing.files.items():

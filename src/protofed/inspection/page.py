@@ -11,9 +11,9 @@ from protofed.errors import BadInput
 from protofed.inspection.experiment import experiment
 from protofed.inspection.findings import Finding, Severity, classes_of
 from protofed.inspection.text import aligned, number_of, printable
-from protofed.tasks.custom import Own, Sample, Sides
+from protofed.tasks.custom import Custom, SiteExamples, TrainTestRows
 
-MOST_COLUMNS = 12
+MAX_COLUMNS = 12
 """Of the table of sites and classes."""
 
 
@@ -25,13 +25,13 @@ class Inspection:
     kind: sites.SiteKind
     sites: tuple[str, ...]
     """All that were found."""
-    samples: Mapping[str, Sample]
+    samples: Mapping[str, SiteExamples]
     """The usable examples of each site that has some."""
-    sides: Mapping[str, Sides]
+    sides: Mapping[str, TrainTestRows]
     facts: tuple[str, ...]
     """Lines about images or columns."""
     findings: tuple[Finding, ...]
-    settings: Own
+    settings: Custom
     """Of the task that reads this folder."""
     written: Path | None = None
 
@@ -68,7 +68,7 @@ class Inspection:
         return "Ready to run: inspect again with --write FILE for an experiment file."
 
 
-def _grid(samples: Mapping[str, Sample], sides: Mapping[str, Sides]) -> str:
+def _grid(samples: Mapping[str, SiteExamples], sides: Mapping[str, TrainTestRows]) -> str:
     """How many examples of each class each site has; if classes are many, they go down and sites across."""
     classes, counts = classes_of(samples), {site: Counter(sample.labels) for site, sample in samples.items()}
     ends = ("all", "train", "test")
@@ -76,10 +76,10 @@ def _grid(samples: Mapping[str, Sample], sides: Mapping[str, Sides]) -> str:
     for site, own in counts.items():
         parts = (own.total(), len(sides[site].train), len(sides[site].test))
         rows.append((site, *(str(own[name]) for name in classes), *map(str, parts)))
-    if len(classes) + len(ends) > MOST_COLUMNS:
+    if len(classes) + len(ends) > MAX_COLUMNS:
         rows = [*zip(*rows, strict=True)]
-    left_out = len(rows[0]) - 1 - MOST_COLUMNS
-    lines = aligned([row[: MOST_COLUMNS + 1] for row in rows], right=range(1, MOST_COLUMNS + 1))
+    left_out = len(rows[0]) - 1 - MAX_COLUMNS
+    lines = aligned([row[: MAX_COLUMNS + 1] for row in rows], right=range(1, MAX_COLUMNS + 1))
     return "\n".join([*lines, *([f"… and {left_out} more columns"] if left_out > 0 else [])])
 
 

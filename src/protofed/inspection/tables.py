@@ -11,25 +11,25 @@ from protofed.datasets import sites
 from protofed.datasets.sites import LabelledRows
 from protofed.datasets.tabular import Table
 from protofed.errors import BadInput
-from protofed.inspection.columns import MOST_CODES, Column, column_facts, column_of, common, holds
+from protofed.inspection.columns import MAX_CODES, Column, column_facts, column_of, common, holds
 from protofed.inspection.findings import Finding, class_findings
 from protofed.inspection.page import Inspection
 from protofed.inspection.text import NAMED, listed, number_of
-from protofed.tasks.custom import Own, divisions, sample_of
+from protofed.tasks.custom import Custom, examples_of, split_sites
 
 LIKELY_LABEL = re.compile(r"label|class|target|outcome|diagnos|event|status|^y$", re.IGNORECASE)
 
 
-def inspected_tables(path: Path, wishes: Own) -> Inspection:
+def inspected_tables(path: Path, wishes: Custom) -> Inspection:
     tables, faults = sites.read_tables(path)
     findings = [Finding("error", fault) for fault in (*faults, *sites.column_faults(tables, wishes.leave_out))]
     findings += _unknown_columns(tables, wishes)
     names = [name for name in common(tables) if name != wishes.label and name not in wishes.leave_out]
     columns = [column_of(tables, name, wishes.categorical) for name in names]
     rows, label_findings = _labelled(tables, wishes.label)
-    samples = {site: sample_of(own) for site, own in rows.items()}
+    samples = {site: examples_of(own) for site, own in rows.items()}
     settings = _table_settings(wishes, columns)
-    sides = divisions(samples, settings.test_fraction, settings.seed)
+    sides = split_sites(samples, settings.test_fraction, settings.seed)
     findings += [*label_findings, *(finding for column in columns for finding in column.findings)]
     findings += [*_same_tables(tables), *_same_rows(tables), *_beside(path)]
     findings += class_findings(samples, sides) if samples else []
@@ -55,11 +55,11 @@ def _labelled(tables: Mapping[str, Table], label: str | None) -> tuple[dict[str,
         return {}, [Finding("error", str(error), "say --label COLUMN, with a column that every site has")]
     if faults:
         return {}, [Finding("error", fault) for fault in faults]
-    rows = sites.labelled(tables, label)
+    rows = sites.labelled_rows(tables, label)
     return rows, [*_unlabelled(rows)]
 
 
-def _unknown_columns(tables: Mapping[str, Table], wishes: Own) -> Iterator[Finding]:
+def _unknown_columns(tables: Mapping[str, Table], wishes: Custom) -> Iterator[Finding]:
     known = {name for table in tables.values() for name in table.columns}
     for name in (*wishes.leave_out, *wishes.categorical):
         if tables and name not in known:
@@ -73,8 +73,8 @@ def _candidates(tables: Mapping[str, Table]) -> list[str]:
     found = []
     for name in common(tables):
         cells = [cell for table in tables.values() for cell in table.column(name) if cell is not None]
-        values = sites.in_order(cells)
-        if 2 <= len(values) <= MOST_CODES and len(values) * 2 <= len(cells):
+        values = sites.sorted_classes(cells)
+        if 2 <= len(values) <= MAX_CODES and len(values) * 2 <= len(cells):
             found.append((LIKELY_LABEL.search(name) is None, f"{name!r} ({holds(values, 'categorical')})"))
     return [text for _, text in sorted(found, key=lambda pair: pair[0])[:NAMED]]
 
@@ -85,7 +85,7 @@ def _unlabelled(rows: Mapping[str, LabelledRows]) -> Iterator[Finding]:
         yield Finding("warning", f"rows without a label:{listed(lines)}", "they are left out")
 
 
-def _table_settings(wishes: Own, columns: Sequence[Column]) -> Own:
+def _table_settings(wishes: Custom, columns: Sequence[Column]) -> Custom:
     leave_out = [column.name for column in columns if column.is_left_out]
     codes = [column.name for column in columns if column.is_code]
     return replace(
@@ -116,7 +116,7 @@ def _same_rows(tables: Mapping[str, Table]) -> Iterator[Finding]:
 
 
 def _beside(path: Path) -> Iterator[Finding]:
-    ignored = [name.name for name in sites.ignored_beside_tables(path)]
+    ignored = [name.name for name in sites.other_files(path)]
     if ignored:
         what = f"not read, since they are no tables:{listed(ignored)}"
         yield Finding("warning", what, "export what holds data as CSV or Parquet, one file for each site")

@@ -1,9 +1,9 @@
-"""TASKS: every task by name."""
+"""TASKS: all tasks by name."""
 
 from typing import Protocol, runtime_checkable
 
 from protofed.api.task import Task
-from protofed.tasks.custom import Own
+from protofed.tasks.custom import Custom
 from protofed.tasks.domain_shift import Digits, Hub, OfficeCaltech10, Pacs, Vlcs
 from protofed.tasks.label_skew import Cifar10, Cifar100, FashionMnist, TinyImagenet, Vireofood172
 from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
@@ -18,10 +18,10 @@ class TaskSettings(Protocol):
 
 @runtime_checkable
 class ReadsOwnFiles(Protocol):
-    """Settings of a task whose files a user may change between two runs."""
+    """Settings of a task that reads files which a user may change between two runs."""
 
     def stamp(self) -> str:
-        """Of the files as they are now."""
+        """A hash of the files as they are now."""
 
 
 TASKS: dict[str, type[TaskSettings]] = {
@@ -40,5 +40,5 @@ TASKS: dict[str, type[TaskSettings]] = {
     "tcga_brca": TcgaBrca,
     "amazon_reviews": AmazonReviews,
     "hub": Hub,
-    "custom": Own,
+    "custom": Custom,
 }

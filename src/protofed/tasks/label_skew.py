@@ -22,7 +22,7 @@ from protofed.datasets.cache import load
 from protofed.errors import BadInput
 from protofed.seeds import derive_seed
 from protofed.tasks.models import ImageModel, image_model
-from protofed.tasks.partition import alike, dirichlet, shards, split
+from protofed.tasks.partition import dirichlet, proportional, shards, split
 
 Pixels = Annotated[int, Interval(ge=16, le=512)]
 Count = Annotated[int, Ge(1)]
@@ -60,7 +60,7 @@ class _LabelSkew:
     """β of the Dirichlet draw; the lower, the more skewed."""
     shards_per_client: Count = 2
     """How many shards a client has where `partition` is "shards"."""
-    local_tests: Literal["kept", "alike", "drawn"] = "kept"
+    local_tests: Literal["kept", "proportional", "drawn"] = "kept"
     """A client's own test set: a share of its own images (FedPC), a part of the official test set divided as the
     training images are (pFedCSPC), or the largest part of it in the client's proportions, which a client also has that
     has too few images to keep any."""
@@ -91,8 +91,8 @@ class _LabelSkew:
                 parts = {c: split(data.labels, self.test_share, seeds[c]) for c, data in clients.items()}
                 local_tests = {c: data.rows(parts[c].test) for c, data in clients.items() if len(parts[c].test)}
                 clients = {c: data.rows(parts[c].train) for c, data in clients.items()}
-            case "alike":
-                theirs = alike({c: data.labels for c, data in clients.items()}, test.labels, self.seed)
+            case "proportional":
+                theirs = proportional({c: data.labels for c, data in clients.items()}, test.labels, self.seed)
                 local_tests = {client: test.rows(own) for client, own in theirs.items() if len(own)}
         channels, num_classes = examples.train.x.shape[1], len(dataset.classes)
         return Task(
@@ -151,7 +151,7 @@ class _AsPFedCSPC(_LabelSkew):
     num_clients: Count = 10
     concentration: Positive = 0.5
     """β of the Dirichlet draw; the lower, the more skewed."""
-    local_tests: Literal["kept", "alike", "drawn"] = "alike"
+    local_tests: Literal["kept", "proportional", "drawn"] = "proportional"
     """A client's own test set; see the other tasks with skewed labels."""
     model: ImageModel = "resnet18_projected"
     preprocessing: Literal["fedpc", "pfedcspc"] = "pfedcspc"

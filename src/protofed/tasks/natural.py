@@ -23,7 +23,7 @@ from protofed.errors import BadInput
 from protofed.nn.networks import Parts
 from protofed.seeds import derive_seed
 from protofed.tasks.models import mlp
-from protofed.tasks.partition import alike, split
+from protofed.tasks.partition import proportional, split
 
 Share = Annotated[float, Gt(0), Lt(1)]
 Count = Annotated[int, Ge(1)]
@@ -159,4 +159,4 @@ def _distinct(reviews: amazon_reviews.Reviews, dimensions: int) -> Data:
 def _dealt(domain: str, players: int, data: Data, seed: int) -> dict[ClientId, Data]:
     """Equal shares of each class for so many clients of a domain."""
     everyone = {f"{domain}-{k + 1}": data.labels for k in range(players)}
-    return {client: data.rows(rows) for client, rows in alike(everyone, data.labels, seed).items()}
+    return {client: data.rows(rows) for client, rows in proportional(everyone, data.labels, seed).items()}

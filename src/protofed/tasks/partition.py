@@ -183,7 +183,7 @@ def split(labels: Tensor, test: float, seed: int, validation: float = 0.0) -> Di
     return Divided(trained, validated, tested)
 
 
-def alike(train_labels: Mapping[str, Tensor], test_labels: Tensor, seed: int) -> dict[str, Tensor]:
+def proportional(train_labels: Mapping[str, Tensor], test_labels: Tensor, seed: int) -> dict[str, Tensor]:
     """A test set divided among clients as the training rows are: of each class, in proportion to theirs of that class.
 
     The parts are disjoint, and complete but for classes that no client has; largest remainders decide on the odd rows.

@@ -12,7 +12,7 @@ from protofed.engine.test_sets import is_testable
 from protofed.runs.config.schema import Problem
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
-from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, Own
+from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, Custom
 from protofed.tasks.domain_shift import Hub
 from protofed.tasks.label_skew import PREPROCESSING
 from protofed.tasks.partition import LEAST, MOST
@@ -95,7 +95,7 @@ def _num_clients(task: TaskSettings) -> int | None:
 
 
 def _check_task_settings(task: TaskSettings) -> Iterator[Problem]:
-    if isinstance(task, Own):
+    if isinstance(task, Custom):
         yield from _check_custom(task)
     if isinstance(task, Hub) and not task.source:
         yield Problem(("task", "source"), "is missing: write hf:owner/name, or hf: and the path of a saved folder")
@@ -110,7 +110,7 @@ def _check_task_settings(task: TaskSettings) -> Iterator[Problem]:
         yield Problem(("task", "concentration"), what, (("task", "partition"),))
 
 
-def _check_custom(task: Own) -> Iterator[Problem]:
+def _check_custom(task: Custom) -> Iterator[Problem]:
     kind, networks = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else ["mlp"]
     if not task.path:
         yield Problem(("task", "path"), "is missing: give the folder with the sites, or see `protofed data inspect`")

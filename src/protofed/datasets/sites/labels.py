@@ -1,0 +1,82 @@
+"""The label column of the sites' tables."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from protofed.datasets.images import composed
+from protofed.datasets.sites.tables import first_few, first_word, has_values, numeric_sites, word_rows
+from protofed.datasets.tabular import Table, is_number
+
+MAX_CLASSES = 50
+"""A label with more values than that is checked more strictly for being a measurement."""
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """The rows of a site that have a label."""
+
+    table: Table
+    labels: tuple[str, ...]
+    dropped: int
+    """Number of rows without a label."""
+
+
+def labelled_rows(tables: Mapping[str, Table], label: str) -> dict[str, LabelledRows]:
+    """The rows of each site that have a label. Equal numbers are one class, however they are written."""
+    cells = [cell for table in tables.values() for cell in table.column(label) if cell is not None]
+    is_numeric = all(is_number(cell) for cell in cells)
+    result = {}
+    for site, table in tables.items():
+        rows = [row for row, cell in enumerate(table.column(label)) if cell is not None]
+        labels = tuple(composed(cell) for cell in table.take(rows).column(label) if cell is not None)
+        if is_numeric:
+            labels = tuple(normalised_number(cell) for cell in labels)
+        result[site] = LabelledRows(table.take(rows), labels, len(table) - len(rows))
+    return result
+
+
+def label_faults(tables: Mapping[str, Table], label: str) -> list[str]:
+    """What is wrong with a label column."""
+    for table in tables.values():
+        table.column(label)
+    faults = [
+        f"{table.source}: no row has a label in column {label!r}: fill it in, or remove the file"
+        for table in tables.values()
+        if not has_values(table, label)
+    ]
+    words = word_rows(tables, label)
+    numeric = numeric_sites(tables, label, words)
+    if numeric and any(words.values()):
+        faults.append(_mixed_labels(tables, label, words, numeric))
+    values = [cell for table in tables.values() for cell in table.column(label) if cell is not None]
+    distinct = len(set(values))
+    if distinct * 2 > len(values) > 20 or (distinct > MAX_CLASSES and distinct * 5 > len(values)):
+        faults.append(
+            f"column {label!r} has {distinct} different values in {len(values)} rows: that is a measurement or an "
+            "identifier, not a class. Choose another label, or group its values into a few classes"
+        )
+    return faults
+
+
+def sorted_classes(labels: Iterable[str]) -> tuple[str, ...]:
+    """The classes that occur among the labels: numbers by value, words alphabetically."""
+    names = set(labels)
+    if all(is_number(name) for name in names):
+        return tuple(sorted(names, key=lambda name: (float(name), name)))
+    return tuple(sorted(names))
+
+
+def normalised_number(cell: str) -> str:
+    """A number in its shortest spelling."""
+    number = float(cell)
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+def _mixed_labels(
+    tables: Mapping[str, Table], label: str, words: Mapping[str, Sequence[int]], numeric: Sequence[str]
+) -> str:
+    where, word = first_word(tables, label, words)
+    return (
+        f"{where}: the label {label!r} is {word[:40]!r}, but only numbers at {first_few(numeric)}: "
+        "write the classes in the same way at every site"
+    )

@@ -1,0 +1,96 @@
+"""The task `custom` for images."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from protofed.api.task import Task
+from protofed.data.transforms import Transform
+from protofed.datasets import sites
+from protofed.datasets.images import check_memory
+from protofed.errors import BadInput
+from protofed.nn.networks import Parts
+from protofed.tasks.custom.assembly import assemble
+from protofed.tasks.custom.split import SiteExamples, split_sites
+
+if TYPE_CHECKING:
+    from protofed.tasks.custom.settings import Custom
+
+log = logging.getLogger(__name__)
+
+MAX_LISTED = 100
+"""Damaged files that are named one by one."""
+
+
+def image_task(settings: "Custom", root: Path, parts: Callable[[int], Parts]) -> Task:
+    listing = sites.image_sites(root)
+    if not listing.count:
+        sites.kind_of(root)
+        raise BadInput(f'task custom: {root} contains tables, not images; set kind = "tables"')
+    check_memory(listing.count, settings.pixels, str(root))
+    examples, inputs = _read_sites(listing.files, settings)
+    half = (0.5,) * settings.channels
+    rows = split_sites(examples, settings.test_fraction, settings.seed)
+    return assemble(examples, rows, inputs, parts, Transform(half, half))
+
+
+def _read_sites(
+    files: Mapping[str, Mapping[str, Sequence[Path]]], settings: "Custom"
+) -> tuple[dict[str, SiteExamples], dict[str, Tensor]]:
+    """The examples and pixels (N, C, H, W) of every site that has an image."""
+    examples, inputs = {}, {}
+    damaged: list[str] = []
+    for site, classes in files.items():
+        labelled = [(path, name) for name, paths in classes.items() for path in paths]
+        site_examples, x = _read_site(labelled, settings, damaged)
+        if len(x):
+            examples[site], inputs[site] = site_examples, torch.from_numpy(x)
+        else:
+            log.warning("task custom: %s has no images and is left out", site)
+    _check_damage(damaged, sum(len(paths) for classes in files.values() for paths in classes.values()), settings)
+    return examples, inputs
+
+
+def _read_site(
+    labelled: Sequence[tuple[Path, str]], settings: "Custom", damaged: list[str]
+) -> tuple[SiteExamples, NDArray[np.uint8]]:
+    """The images of one site, decoded one at a time into one array. Errors of skipped files are added to `damaged`."""
+    x = np.empty((len(labelled), settings.channels, settings.pixels, settings.pixels), np.uint8)
+    labels: list[str] = []
+    digests: list[str] = []
+    for path, label in labelled:
+        try:
+            digest, x[len(labels)] = sites.read_image(path, settings.pixels, settings.channels)
+        except BadInput as error:
+            if not settings.skip_damaged:
+                raise BadInput(
+                    f"{error}; or set skip_damaged = true in [task] to leave out such files. "
+                    "`protofed data inspect` lists all of them"
+                ) from error
+            damaged.append(str(error))
+            continue
+        labels.append(label)
+        digests.append(digest)
+    return SiteExamples(tuple(labels), tuple(digests)), x[: len(labels)]
+
+
+def _check_damage(damaged: Sequence[str], count: int, settings: "Custom") -> None:
+    """Warns about the damaged files that are left out; refuses to continue if they are too many."""
+    if not damaged:
+        return
+    listed = "".join(f"\n  {fault}" for fault in damaged[:MAX_LISTED])
+    if len(damaged) > MAX_LISTED:
+        listed += f"\n  and {len(damaged) - MAX_LISTED} more, which `protofed data inspect` lists"
+    summary = f"task custom: {len(damaged)} of {count} files are damaged"
+    if len(damaged) > settings.max_damaged * count:  # guard: few-images-may-be-damaged
+        raise BadInput(
+            f"{summary}, more than the share max_damaged = {settings.max_damaged:g}. Get them again, remove them, or "
+            f"raise max_damaged in [task]:{listed}"
+        )
+    log.warning("%s and left out:%s", summary, listed)

@@ -1,0 +1,95 @@
+"""Settings of the task `custom`."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Interval, Lt
+
+from protofed.api.task import Task
+from protofed.datasets import sites
+from protofed.datasets.sites import SiteKind
+from protofed.errors import BadInput
+from protofed.nn.networks import Parts
+from protofed.tasks import models
+from protofed.tasks.custom.image_task import image_task
+from protofed.tasks.custom.table_task import table_task
+
+IMAGE_NETWORKS: dict[str, Callable[[int, int], Parts]] = {
+    "small_cnn": models.small_cnn,
+    "cnn2": models.cnn2,
+    "cnn3": models.cnn3,
+    "resnet10": models.resnet10,
+}
+ONLY_SIDE = {"small_cnn": 28}
+"""Networks that accept images of one size only, and that size."""
+
+
+@dataclass(frozen=True)
+class Custom:
+    """Your own images or tables: a folder with a subfolder or a table for each site. `protofed data inspect` writes the
+    settings."""
+
+    path: str = ""
+    """The folder that contains the sites. A relative path starts at the folder in which the run is started."""
+    kind: SiteKind = "images"
+    """Images in folder/site/class/, or tables folder/site.csv or folder/site.parquet."""
+    label: str | None = None
+    """For tables: the column to be predicted. Rows without a label are left out."""
+    leave_out: Sequence[str] = ()
+    """For tables: columns that are not used, such as identifiers."""
+    categorical: Sequence[str] = ()
+    """For tables: columns whose numbers are codes, not amounts."""
+    pixels: Annotated[int, Interval(ge=8, le=512)] = 32
+    """For images: the side to which they are resized."""
+    channels: Literal[1, 3] = 3
+    """For images: 3 for colour, 1 for grey."""
+    skip_damaged: bool = False
+    """For images: whether files that cannot be decoded are left out. Otherwise they end the run."""
+    max_damaged: Annotated[float, Interval(ge=0, lt=1)] = 0.01
+    """For images: the largest share of files that `skip_damaged` may leave out. If more are damaged, the run ends."""
+    model: Literal["small_cnn", "cnn2", "cnn3", "resnet10", "mlp"] | None = None
+    """The network. small_cnn needs images of 28 pixels. By default cnn3 for images and mlp for tables."""
+    test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.25
+    """The share of each class at each site that is used for testing."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the split into training and test sets. It is not the run's seed."""
+
+    def build(self) -> Task:
+        root, network = self._root(), self._network()
+        if self.kind == "images":
+            return image_task(self, root, partial(IMAGE_NETWORKS[network], self.channels))
+        return table_task(self, root)
+
+    def stamp(self) -> str:
+        """A hash of names, sizes and modification times of the files: a run on changed files is another run."""
+        root = self._root()
+        files = sorted(sites.data_files(root, self.kind))
+        facts = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+        return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
+
+    def _root(self) -> Path:
+        root = Path(self.path)
+        if not self.path:
+            raise BadInput(
+                "task custom: path is not set; give the folder that contains the sites, or use `protofed data inspect`"
+            )
+        if not root.is_dir():
+            raise BadInput(
+                f"task custom: path {self.path!r} is not a folder, seen from {Path.cwd()}. Give the full path, or "
+                "start the run in the folder where the relative path starts"
+            )
+        return root
+
+    def _network(self) -> str:
+        name = self.model or ("cnn3" if self.kind == "images" else "mlp")
+        choices = [*IMAGE_NETWORKS] if self.kind == "images" else ["mlp"]
+        if name not in choices:
+            raise BadInput(f"task custom: model {name!r} is not for {self.kind}; choose {' or '.join(choices)}")
+        side = ONLY_SIDE.get(name, self.pixels)
+        if side != self.pixels:
+            raise BadInput(f"task custom: model {name!r} needs images of {side} pixels, not {self.pixels}; choose cnn3")
+        return name
