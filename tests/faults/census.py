@@ -50,12 +50,12 @@ class Census(PrototypeSharing[Prototypes]):
         mean = torch.zeros(num_classes, len(self.clients), dtype=torch.float64)
         return Prototypes(mean, torch.zeros(num_classes, dtype=torch.float64))
 
-    def init_server(self, central: ServerContext) -> WeightsAndPrototypes[Prototypes]:
+    def init_server(self, server: ServerContext) -> WeightsAndPrototypes[Prototypes]:
         nobody = torch.zeros(len(self.clients), dtype=torch.float64)
         return WeightsAndPrototypes({"who": nobody}, self.no_prototypes(CLASSES, 0))
 
-    def upload_spec(self, server: WeightsAndPrototypes[Prototypes], central: ServerContext) -> PrototypeUpload:
-        return PrototypeUpload(server.params, server.prototypes, torch.tensor(0))
+    def upload_spec(self, state: WeightsAndPrototypes[Prototypes], server: ServerContext) -> PrototypeUpload:
+        return PrototypeUpload(state.params, state.prototypes, torch.tensor(0))
 
     def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
         return mean_over_counts(prototypes, previous)
@@ -63,14 +63,14 @@ class Census(PrototypeSharing[Prototypes]):
     def prototype_loss(self, z: Any, batch: Any, known: Any) -> Any:
         raise AssertionError("the census does not train")
 
-    def init_memory(self, local: ClientContext, message: Any) -> Any:
+    def init_memory(self, client: ClientContext, message: Any) -> Any:
         return Visits(torch.tensor(0))
 
-    async def train(self, local: ClientContext, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
-        own = one_hot(local.id, self.clients)
-        count = torch.bincount(local.data.labels, minlength=CLASSES).double()
-        prototypes = Prototypes((count > 0).double()[:, None] * own, count)
-        return Reply(PrototypeUpload({"who": own}, prototypes, local.num_examples), Visits(memory.number + 1))
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Reply[PrototypeUpload, Any]:
+        unit = one_hot(client.id, self.clients)
+        count = torch.bincount(client.data.labels, minlength=CLASSES).double()
+        prototypes = Prototypes((count > 0).double()[:, None] * unit, count)
+        return Reply(PrototypeUpload({"who": unit}, prototypes, client.num_examples), Visits(memory.number + 1))
 
 
 def parts(client: ClientId) -> Parts:

@@ -631,7 +631,7 @@ GUARDS = (
         id="renormalisation-classes-over-their-holders",
         what="renormalisation: classes over their holders",
         tests="tests/faults/test_participation.py -k third",
-        swap=("count", "counts.sum()"),
+        swap=("count.clamp", "count.sum().expand_as(count).clamp"),
     ),
     Guard(
         id="class-without-reply-keeps-prototype",

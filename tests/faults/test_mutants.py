@@ -5,19 +5,20 @@ import ast
 import pytest
 
 from faults.guards import GUARDS, Guard
-from faults.mutants import changed, is_missed, marks
+from faults.mutants import changed, is_missed, marks, shown
 
+MARKS = marks()
 every_guard = pytest.mark.parametrize("guard", GUARDS, ids=[guard.id for guard in GUARDS])
 
 
 def test_every_mark_is_of_a_guard_and_every_guard_has_one() -> None:
-    assert set(marks()) == {guard.id for guard in GUARDS}
+    assert set(MARKS) == {guard.id for guard in GUARDS}
     assert len({guard.id for guard in GUARDS}) == len(GUARDS)
 
 
 @every_guard
 def test_the_source_without_a_guard_is_other_code_that_parses(guard: Guard) -> None:
-    place = marks()[guard.id]
+    place = MARKS[guard.id]
     text = place.path.read_text(encoding="utf-8").split("\n")
     without = changed(guard, text, place.lines)
     assert ast.dump(ast.parse("\n".join(without))) != ast.dump(ast.parse("\n".join(text)))
@@ -27,3 +28,10 @@ def test_the_source_without_a_guard_is_other_code_that_parses(guard: Guard) -> N
 @every_guard
 def test_a_guard_that_is_gone_is_missed(guard: Guard) -> None:
     assert is_missed(guard)
+
+
+def test_a_guard_is_shown_as_the_lines_that_its_absence_changes() -> None:
+    (lock,) = [guard for guard in GUARDS if guard.id == "lock"]
+    diff = shown(lock).split("\n")
+    assert any(line.startswith("-") and line.endswith("# guard: lock") for line in diff)
+    assert [line.strip("+ ") for line in diff if line.startswith("+") and not line.startswith("+++")] == [lock.new]

@@ -69,7 +69,7 @@ def digest(leaves: list[Tensor]) -> str:
 
 
 def norm(leaves: list[Tensor]) -> float:
-    return sum(leaf.double().square().sum().item() for leaf in leaves) ** 0.5
+    return float(sum(leaf.double().square().sum().item() for leaf in leaves) ** 0.5)
 
 
 def processor() -> str:
