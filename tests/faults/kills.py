@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from clocks import PATIENCE
+from doubles import memories
 from protofed import wire
 from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store import checkpoint
@@ -144,8 +145,8 @@ def fingerprint_of(saved: Checkpoint) -> str:
     """The same of a state."""
     digest = hashlib.sha256(f"round {saved.state.round} strikes {sorted(saved.state.strikes.items())}".encode())
     digest.update(wire.encode(saved.state.server))
-    for client in sorted(saved.state.memories):
-        digest.update(client.encode() + wire.encode(saved.state.memories[client]))
+    for client, memory in sorted(memories(saved.state).items()):
+        digest.update(client.encode() + wire.encode(memory))
     for line in saved.rounds.splitlines():
         facts = {key: value for key, value in json.loads(line).items() if key != "seconds"}
         digest.update(json.dumps(facts, sort_keys=True).encode())
