@@ -49,9 +49,9 @@ def map(function: Callable[..., Tensor], tree: T, *others: T) -> T:  # noqa: A00
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    found: list[Tensor] = []
-    _mapped(found.append, tree)
-    return found
+    collected: list[Tensor] = []
+    _mapped(collected.append, tree)
+    return collected
 
 
 def named_leaves(tree: Tree) -> dict[str, Tensor]:
@@ -80,13 +80,13 @@ def map_ragged(function: Callable[[Tensor, Ragged], Tensor], tree: T) -> T:
 
 
 def norms(tensors: Iterable[Tensor], order: float = 2) -> Tensor:
-    """The norm of each tensor of numbers with a point that is not empty, in float64 and one kernel or few."""
+    """The norm of each floating-point tensor that is not empty, in float64, computed in few kernels."""
     floats = [leaf for leaf in tensors if leaf.is_floating_point() and leaf.numel()]
     if not floats:
         return torch.zeros(0, dtype=torch.float64)
-    found = _largest(floats) if order == torch.inf else torch._foreach_norm(floats, order)
-    kinds = dict.fromkeys(norm.dtype for norm in found)
-    return torch.cat([torch.stack([norm for norm in found if norm.dtype == kind]).double() for kind in kinds])
+    sizes = _largest(floats) if order == torch.inf else torch._foreach_norm(floats, order)
+    kinds = dict.fromkeys(size.dtype for size in sizes)
+    return torch.cat([torch.stack([size for size in sizes if size.dtype == kind]).double() for kind in kinds])
 
 
 def _largest(floats: list[Tensor]) -> Sequence[Tensor]:
@@ -106,9 +106,9 @@ def select(params: Params, names: Sequence[str]) -> Params:
 
 
 class Mean:
-    """A weighted mean of trees as a fold: memory does not grow with the number of trees.
+    """A weighted mean of trees, added one by one: memory does not grow with the number of trees.
 
-    Leaves are matched by name. Sums are in float64, so that the order of the trees is lost in rounding to float32.
+    Leaves are matched by name. Sums are in float64, so that after rounding to float32 the order does not matter.
     """
 
     def __init__(self) -> None:
@@ -142,12 +142,12 @@ class Mean:
 
 
 def _as_kind(mean: Tensor, kind: torch.dtype) -> Tensor:
-    """Whole numbers, such as an index that a network keeps in a buffer, are rounded."""
+    """Integers, such as an index that a network keeps in a buffer, are rounded."""
     return mean.to(kind) if kind.is_floating_point else mean.round().to(kind)
 
 
 def _mapped(function: Callable[[Any], Any], tree: Tree) -> Any:
-    """Every upload passes here several times, so trees of the usual kinds are walked by hand, for speed."""
+    """Every upload passes here several times, so trees of the usual kinds are walked directly, for speed."""
     kind = type(tree)
     if kind is dict:
         return {key: _mapped(function, child) for key, child in tree.items()}
@@ -194,7 +194,7 @@ def _ragged_fields(kind: type) -> dict[str, Ragged | None]:
 
 
 def _name(tree: Tree, prefix: str, named: dict[str, Tensor]) -> None:
-    """Adds the leaves of a tree under this prefix. Every upload is named, so this is done by hand, for speed."""
+    """Adds the leaves of a tree under this prefix. Every upload passes here, so it is written for speed."""
     children = None if isinstance(tree, Tensor) else _children(tree)
     if children is None:
         if prefix[:-1] in named:
@@ -208,7 +208,7 @@ def _name(tree: Tree, prefix: str, named: dict[str, Tensor]) -> None:
 
 
 def _children(tree: Tree) -> list[tuple[str, Tree]] | None:
-    """What a node holds, in the order of its leaves; None for a leaf."""
+    """The children of a node, in the order of its leaves; None for a leaf."""
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return list(zip(tree._fields, tree, strict=True))
     if type(tree) not in pytree.SUPPORTED_NODES:

@@ -654,7 +654,7 @@ GUARDS = (
         id="step-recorded-late-has-batch",
         what="a step that is recorded late has a batch",
         tests="tests/runtimes/test_cohort.py -k recorded_late",
-        swap=("self.stage.counter.zero_()  ", ""),
+        swap=("self.buffers.counter.zero_()  ", ""),
     ),
     Guard(
         id="workers-wait-no-longer-than-deadline",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from doubles import CLASSES, FEATURES, INPUTS, Tampering, bits, tiny, tiny_parts
-from protofed import tree
+from protofed import BadInput, tree
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation, Training
 from protofed.methods.fedavg import FedAvg
@@ -109,6 +109,14 @@ def test_a_constant_that_a_network_changes_is_noticed() -> None:
     networks.model(networks.init(0)).features(torch.ones(1, 2))
     with pytest.raises(ValueError, match=r"changed features\.first, which is not saved: it is frozen"):
         networks.check_unchanged()
+
+
+def test_modules_that_trained_elsewhere_are_not_taken_for_frozen_ones() -> None:
+    features = nn.Linear(INPUTS, FEATURES)
+    networks = Networks(lambda: {"features": features})
+    networks.model(networks.init(0), training=True).features(torch.ones(1, INPUTS))
+    with pytest.raises(BadInput, match=r"features\.weight is in use by other networks"):
+        Networks(lambda: {"features": features})
 
 
 def test_frozen_layers_of_normalisation_are_not_kept_by_clients() -> None:

@@ -26,10 +26,11 @@ from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
 from protofed.prototypes.class_means import FeatureSums
 from protofed.runtimes.base import failure_of
 from protofed.runtimes.cohort import executors
+from protofed.runtimes.cohort.bodies import by_autograd
 from protofed.runtimes.cohort.buffers import Buffers
 from protofed.runtimes.cohort.cohort import Cohort, _freed
 from protofed.runtimes.cohort.executors import _phases, _width
-from protofed.runtimes.cohort.lowering import Lowering, by_autograd
+from protofed.runtimes.cohort.lowering import Lowering
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.tree import Params, Ragged, record
@@ -184,7 +185,7 @@ def test_a_ragged_context_needs_nothing_recorded_anew(executor: Any, device: str
     found = after(Anchored(), runtime, rounds=4)
     assert difference(after(Anchored(), Sequential(device), rounds=4), found) <= 1e-4
     assert found.failures == ()
-    bodies = [type(program.stage.body).__name__ for program in runtime._programs.values()]
+    bodies = [type(program.buffers.body).__name__ for program in runtime._programs.values()]
     assert sorted(set(bodies)) == ["FitBody", "TotalBody"]
     assert bodies.count("FitBody") == 1
 
@@ -196,7 +197,7 @@ def test_clients_that_share_a_ragged_context_share_the_padded_one() -> None:
     for name in ("c00", "c01"):
         client = federation.client_context(name, 0)
         step = client.total(Anchored().distance, client.initial_params(), (anchors,))
-        contexts.append(lowering.of(step.send(None)).known[1][0])
+        contexts.append(lowering.of(step.send(None)).inputs[1][0])
         step.close()
     one, other = contexts
     assert one.place is other.place
@@ -235,7 +236,7 @@ def test_a_cohort_that_does_not_fit_goes_in_waves(
     found = after(FedAvg(), Cohort("cpu", executor=executor), tiny(7), rounds=1)
     assert difference(after(FedAvg(), Sequential(), tiny(7), rounds=1), found) <= 1e-6
     assert sizes == [7, 3, 1, 1, 1, 1, 1, 1, 1]
-    assert "out of memory with 7 clients at once; going on with 3" in caplog.text
+    assert "out of memory with 7 clients at once; retrying with 3" in caplog.text
 
 
 def test_one_client_that_does_not_fit_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,9 +532,9 @@ def test_what_all_look_at_is_held_once_where_it_is_not_resident(monkeypatch: pyt
     runtime = Cohort("cpu", executor="stacked")
     federation = Federation(METHODS["fedrep"](), tiny(9), Training(rounds=1, epochs=1), runtime)
     evaluate(federation, federation.advance(federation.start()))
-    looks = [program.stage for program in runtime._programs.values() if program.stage.common]
+    looks = [program.buffers for program in runtime._programs.values() if program.buffers.common]
     assert looks
-    assert all(len(stage.x) == stage.rows for stage in looks)
+    assert all(len(buffers.x) == buffers.rows for buffers in looks)
 
 
 @every_executor
@@ -547,7 +548,7 @@ def test_networks_in_which_clients_differ_form_groups(executor: Any) -> None:
     runtime = Cohort("cpu", executor=executor)
     found = after(METHODS["local"](), runtime, task)
     assert difference(after(METHODS["local"](), Sequential(), task), found) <= 1e-5
-    assert sorted(program.stage.size for program in runtime._programs.values()) == [2, 2]
+    assert sorted(program.buffers.size for program in runtime._programs.values()) == [2, 2]
 
 
 @every_executor
@@ -564,10 +565,10 @@ def test_what_all_clients_share_is_held_once() -> None:
     runtime = Cohort("cpu")
     after(METHODS["moon"](), runtime, rounds=2)
     (program,) = runtime._programs.values()
-    stage = program.stage
-    for buffer, is_shared in zip(stage.known, stage.shared, strict=True):
+    buffers = program.buffers
+    for buffer, is_shared in zip(buffers.inputs, buffers.shared, strict=True):
         assert is_shared or len(buffer) == 4
-    assert sum(stage.shared) >= len(program.stage.body.networks.trainable), "the received weights, at least"
+    assert sum(buffers.shared) >= len(program.buffers.body.networks.trainable), "the received weights, at least"
 
 
 JUDGED = {
@@ -757,13 +758,13 @@ def test_a_step_in_place_is_the_same_step(optimizer: Optimizer) -> None:
     federation = Federation(FedAvg(), tiny(), Training(optimizer=optimizer, batch_size=4), Sequential())
     request = FedAvg().train(federation.client_context("c00", 0), federation.start().server, None).send(None)
     loop = Lowering("float32").of(request)
-    stage = Buffers([loop], None, torch.device("cpu"), interleaved=False, common=False)
-    stage.load([loop])
-    batch = tree.map(lambda leaf: leaf[0], stage.batch(slice(0, 1), stage.counter))
+    buffers = Buffers([loop], None, torch.device("cpu"), interleaved=False, common=False)
+    buffers.load([loop])
+    batch = tree.map(lambda leaf: leaf[0], buffers.batch(slice(0, 1), buffers.counter))
     given = tree.map(torch.clone, loop.carry)
     with torch.no_grad():
-        apart, _ = loop.body(loop.carry, loop.known, batch, by_autograd)
-        there, _ = loop.body(given, loop.known, batch, by_autograd, in_place=True)
+        apart, _ = loop.body(loop.carry, loop.inputs, batch, by_autograd)
+        there, _ = loop.body(given, loop.inputs, batch, by_autograd, in_place=True)
     for name, leaf in apart[0].items():
         torch.testing.assert_close(there[0][name], leaf, rtol=1e-6, atol=1e-7)
         if "running" in name:

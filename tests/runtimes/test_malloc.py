@@ -11,7 +11,7 @@ import resource
 import torch
 from torch import nn
 from protofed.data.batches import Data
-from protofed.api.method import Task
+from protofed.api.task import Task
 from protofed.methods.fedavg import FedAvg
 from protofed.optim.optimizers import Sgd
 from protofed.engine.federation import Federation, Training

@@ -1,8 +1,8 @@
 """Examples of a client, and the seeded plan by which training reads them.
 
 A plan is drawn once per fit and fixes everything: which rows form each batch, and how each row is cropped, flipped and
-turned. All batches of a plan have one shape: the last one of an epoch is filled with rows from the start of that epoch,
-at weight 0. They count in no loss; a BatchNorm layer in training mode does see them among its batch.
+turned. All batches of a plan have one shape: the last batch of an epoch is padded with rows from the start of that
+epoch, at weight 0. These count in no loss, but a BatchNorm layer in training mode sees them.
 """
 
 from math import ceil
@@ -22,13 +22,13 @@ EVALUATION_BATCH = 256
 class Batch:
     x: Tensor  # (B, ...)
     y: Tensor  # (B,)
-    weight: Tensor  # (B,), 0 for the rows that only fill the batch
-    index: Tensor  # (B,), rows of the store, by which a context may hold more about an example
+    weight: Tensor  # (B,), 0 for padding rows
+    index: Tensor  # (B,), rows of the store; a context may hold more about an example by row
     is_last_epoch: Tensor  # (), whether this is the last pass of the fit over the data
-    number: Tensor  # (), int64, different for every batch: what its draws depend on
+    number: Tensor  # (), int64, the seed of the batch's draws
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal draws of this batch: for losses, which must not draw in any other way."""
+        """Standard normal draws of this batch. Losses must not draw in any other way."""
         return normal(self.number, *shape)
 
     def mean(self, values: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Data:
         return self.y[self.index]
 
     def inputs(self, index: Tensor) -> Tensor:
-        """Rows of the store, where the index is: the store may be too large for that device."""
+        """Rows of the store, on the device of the index. The store may be too large for that device."""
         return self.x.index_select(0, index.to(self.x.device)).to(index.device)
 
     def __len__(self) -> int:
@@ -89,10 +89,10 @@ def training_plan(data: Data, size: int, epochs: int, transform: Transform, gene
 
 
 def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
-    """One pass in order, nothing varied."""
+    """One pass in order, without augmentation."""
     n = len(data)
     if not n:
-        raise ValueError("there are no examples to look at")
+        raise ValueError("there are no examples to evaluate")
     size = min(size, n)
     steps = ceil(n / size)
     position = torch.arange(steps * size)

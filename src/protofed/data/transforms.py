@@ -15,7 +15,7 @@ from protofed.tree import record
 
 @record
 class Draws:
-    """How each row of each batch is varied; None where the transform does not vary it."""
+    """The random choices of an augmentation, for each row of each batch; None for what is off."""
 
     offset: Tensor | None  # (S, B, 2), where the crop starts in the padded image
     flip: Tensor | None  # (S, B), bool
@@ -63,14 +63,14 @@ class Transform:
         return Draws(offset, flip, turn)
 
     def varied(self, x: Tensor, draws: Draws) -> Tensor:
-        """Stored examples as inputs, as these draws change them."""
+        """Stored examples as inputs, augmented by these draws."""
         moves_only = draws.angle is None and self.pad_mode == "constant"
         if self.mean and moves_only and x.is_cuda and x.dtype == torch.uint8:
-            return self.looked_up(self.vary(x, draws))  # bytes are moved: a fourth of the traffic
+            return self.looked_up(self.vary(x, draws))  # bytes need a fourth of the memory traffic
         return self.normalise(self.vary(self.scale(x), draws))
 
     def vary(self, x: Tensor, draws: Draws) -> Tensor:
-        """The batch as these draws change it; images in [0, 1], or bytes that are not turned, (B, C, H, W)."""
+        """The batch (B, C, H, W), augmented by these draws; images in [0, 1], or bytes if they are not turned."""
         if draws.offset is not None:
             x = _crop(F.pad(x, (self.pad,) * 4, mode=self.pad_mode), draws.offset, x.shape[-2], x.shape[-1])
         if draws.flip is not None:
@@ -89,24 +89,25 @@ class Transform:
         return (x - _constant(self.mean, x.device)) / _constant(self.std, x.device)
 
     def clean(self, x: Tensor) -> Tensor:
-        """Stored examples as inputs, unvaried."""
+        """Stored examples as inputs, without augmentation."""
         return self.normalise(self.scale(x))
 
     def looked_up(self, x: Tensor) -> Tensor:
-        """The same for bytes, by a table of the 256 that each channel can have."""
+        """Normalise uint8 through a 256-entry lookup table per channel."""
         table, start = _table(self, x.device)
         return table[x + start]
 
 
 @cache
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers of the channels (C, 1, 1), made once: a captured step may not bring them to a device."""
+    """One number per channel (C, 1, 1), made once: a recorded step must not copy from the CPU."""
     return torch.tensor(values, device=device)[:, None, None]
 
 
 @cache
 def _table(transform: Transform, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What each byte of each channel becomes on the CPU, (C · 256,), and where a channel's bytes begin, (C, 1, 1)."""
+    """The normalised value of each byte of each channel, (C · 256,), and where a channel begins, (C, 1, 1). Computed on
+    the CPU, so that it is equal on every device."""
     channels = len(transform.mean)
     byte = torch.arange(256, dtype=torch.uint8, device="cpu").expand(1, channels, 1, 256)
     start = 256 * torch.arange(channels, device="cpu")[:, None, None]
@@ -120,7 +121,7 @@ def _crop(x: Tensor, offset: Tensor, height: int, width: int) -> Tensor:
 
 
 def _turn(x: Tensor, angle: Tensor) -> Tensor:
-    """Each image turned about its centre; what comes in from outside is black."""
+    """Each image turned about its centre; the corners are filled with black."""
     cos, sin, zero = angle.cos(), angle.sin(), torch.zeros_like(angle)
     ratio = x.shape[-2] / x.shape[-1]  # grid_sample's coordinates are relative to each side
     rows = [torch.stack([cos, -sin * ratio, zero], -1), torch.stack([sin / ratio, cos, zero], -1)]

@@ -66,6 +66,9 @@ def _is_parameter(module: nn.Module, name: str) -> bool:
 def share_constants(parts: Parts) -> dict[str, str]:
     """Puts frozen parameters that the process has already in the place of equal ones. Gives the digest of each."""
     entries, device = entries_of(parts), torch.get_default_device()
+    for name in entries.constants:
+        if not isinstance(entries.leaves[name], nn.Parameter):
+            raise BadInput(f"{name} is in use by other networks: the model must be built anew in every call, or copied")
     digests = {name: repr(_fact(leaf)) for name, leaf in select(entries.leaves, entries.constants).items()}
     for full, first in entries.first_names.items():
         if first in digests:

@@ -1,7 +1,7 @@
 """Networks whose weights are an argument.
 
-A client's networks are named *parts* (`features`, `classifier`, ...). All their tensors live in one flat `Params`
-(`features.0.weight`), statistics of BatchNorm included, so weights can be sent, averaged, kept and differentiated.
+A client's networks are named *parts* (`features`, `classifier`, ...). Their weights and statistics live in one flat
+`Params` (`features.0.weight`), so that they can be sent, averaged, kept and differentiated.
 """
 
 import copy
@@ -130,7 +130,7 @@ class Networks:
         return Model(self, params, training=training, precision=precision)
 
     def call(self, part: str, params: Params, training: bool, *inputs: Any) -> Any:
-        """What a part gives at these weights; buffers of `params` change in place if it changes them."""
+        """The output of a part at these weights. Buffers that it changes are changed in `params`, in place."""
         slots = self._slots[training][part]
         for store, name, key, _ in slots:
             store[name] = params[key]
@@ -159,7 +159,7 @@ class Networks:
         return parts
 
     def feature_dim(self, example: Tensor) -> int:
-        """Size of a feature vector, found by asking."""
+        """Size of a feature vector, found by one call."""
         if self._feature_dim is None:
             with torch.no_grad():
                 self._feature_dim = self.model(self.init(0)).features(example).shape[-1]
@@ -174,7 +174,7 @@ class Model:
         self.params = params
         self.training = training
         self.precision = precision
-        self._known: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}
+        self._features: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __getattr__(self, part: str) -> Callable[..., Tensor]:
         if part.startswith("_") or part not in self.networks.parts:
@@ -182,18 +182,17 @@ class Model:
         return partial(self._call, part)
 
     def _call(self, part: str, *inputs: Any) -> Any:
-        """What a part gives. In training, features of one batch are computed once, however many terms of a loss ask for
-        them: so they are the same for all, and statistics of BatchNorm see the batch once."""
+        """The output of a part. In training, the features of a batch are computed once, however many terms of a loss
+        read them. So they are the same for all, and the statistics of BatchNorm see the batch once."""
         if part != "features" or not self.training or len(inputs) != 1:
             return self._computed(part, *inputs)
         (x,) = inputs
-        known = self._known.get((part, id(x)))
-        if known is None:  # the input is kept with the output, or another tensor could be given its place
-            known = self._known[part, id(x)] = x, self._computed(part, x)
-        return known[1]
+        if id(x) not in self._features:
+            self._features[id(x)] = x, self._computed(part, x)  # keep x alive: a new tensor may reuse its id()
+        return self._features[id(x)][1]
 
     def _computed(self, part: str, *inputs: Any) -> Any:
-        """With bf16, layers that gain by it work in it; what a part gives is float32 again, and so are all losses."""
+        """With bf16, autocast chooses the layers that work in it. Outputs are float32 again, and so are all losses."""
         if self.precision != "bf16":
             return self.networks.call(part, self.params, self.training, *inputs)
         with torch.autocast(inputs[0].device.type, torch.bfloat16, cache_enabled=False):

@@ -1,6 +1,6 @@
-"""Where tensors live: a runtime's device, without a word about it in any method.
+"""Where tensors live: the runtime's device. Methods do not mention devices.
 
-Within `on(device)` new tensors are made there. Draws from a seeded generator are made on the CPU and brought there, so
+Within `on(device)` new tensors are made there. Draws from a seeded generator are made on the CPU and copied there, so
 they are equal on every device.
 """
 
@@ -22,13 +22,13 @@ from protofed.tree import Tree
 
 CPU = torch.device("cpu")
 SHARE_FOR_DATA = 0.6
-"""Of the free memory of a device, at most so much is taken by the task's data; what does not fit stays on the CPU."""
+"""The share of a device's free memory that the task's data may take; what does not fit stays on the CPU."""
 
 ENVIRONMENT = {
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS does not repeat itself
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS is not deterministic
     "TORCH_CUDNN_USE_HEURISTIC_MODE_B": "1",  # cuDNN takes longer to choose its algorithms, and chooses better
 }
-"""What libraries read once, when they are first used on a GPU; whatever a user has set stays."""
+"""Libraries read these once, when they are first used on a GPU. What a user has set is kept."""
 
 _DRAWN = {torch.rand, torch.randn, torch.randint, torch.randperm}
 
@@ -44,7 +44,7 @@ class _SeededDraws(TorchFunctionMode):
         if func in _DRAWN:
             kwargs["device"] = CPU
         drawn = func(*args, **kwargs)
-        if func.__name__.endswith("_"):  # it fills what it is given, as `normal_` and those of `nn.init` do
+        if func.__name__.endswith("_"):  # in place, as `normal_` and `nn.init` work
             with torch.no_grad():
                 return given.copy_(drawn)
         return drawn.to(wanted)
@@ -62,14 +62,14 @@ def on(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def working(device: torch.device, precision: Precision, deterministic: bool) -> Iterator[None]:
-    """New tensors are made on the device, and it works as precisely and as repeatably as was asked."""
+    """New tensors are made on the device, which works in this precision, deterministically or not."""
     if device == CPU:
         yield
         return
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     wanted = {
-        (torch.backends.cuda.matmul, "allow_tf32"): precision == "tf32",  # with bf16, what is not in it is a loss
+        (torch.backends.cuda.matmul, "allow_tf32"): precision == "tf32",  # with bf16, losses stay in float32
         (torch.backends.cudnn, "allow_tf32"): precision == "tf32",
         (torch.backends.cudnn, "deterministic"): deterministic,
         (torch.backends.cudnn, "benchmark"): not deterministic,
@@ -94,7 +94,7 @@ def _set(settings: Mapping[tuple[Any, str], bool]) -> None:
 
 @contextlib.contextmanager
 def unplaced() -> Iterator[None]:
-    """Out of `on`, for code that says itself where its tensors are: asking every operation takes its time."""
+    """Out of `on`, for code that names the device itself: the mode slows down every operation."""
     pop: Any = torch._C._pop_torch_function_stack
     modes = [pop() for _ in range(torch._C._len_torch_function_stack())]
     try:
@@ -110,21 +110,21 @@ def moved(tree: Tree, device: torch.device) -> Tree:
 
 @dataclass
 class Residence:
-    """The task's examples on a device: one store for all sets whose examples are alike, of which theirs are views."""
+    """The task's examples on a device: one store for all sets of the same type and shape, of which theirs are views."""
 
     device: torch.device
-    _known: dict[int, tuple[Task, Task]] = field(default_factory=dict)
+    _placed: dict[int, tuple[Task, Task]] = field(default_factory=dict)
     _stores: dict[int, Data] = field(default_factory=dict)
 
     def placed(self, task: Task) -> Task:
-        """The task with its data on the device; a task that is there already, or was before, as it was."""
-        if id(task) not in self._known:
+        """The task with its data on the device. The same task gives the same result again."""
+        if id(task) not in self._placed:
             new = self._moved(task)
-            self._known |= {id(task): (task, new), id(new): (new, new)}  # kept, so that no other task takes its id
-        return self._known[id(task)][1]
+            self._placed |= {id(task): (task, new), id(new): (new, new)}  # keep it alive: a new task may reuse its id()
+        return self._placed[id(task)][1]
 
     def store_of(self, data: Data) -> Data | None:
-        """The store that a set's examples and labels are rows of; None if they are in none, or not as they were."""
+        """The store that holds a set's examples and labels as rows; None if no store does."""
         store = self._stores.get(id(data.x._base))
         return store if store is not None and _are_rows(data, store) else None
 
@@ -167,8 +167,8 @@ class Residence:
 
 
 def _are_rows(data: Data, store: Data) -> bool:
-    """Whether a set's examples and labels are a run of the store's, the same for both. A method may have put other
-    labels beside the examples, or taken every second one."""
+    """Whether a set's examples and labels are the same contiguous rows of the store. A method may have changed the
+    labels, or taken every second example."""
     x, y, all_x, all_y = data.x, data.y, store.x, store.y
     is_slice = (x.dtype, x.shape[1:], x.stride(), y.stride()) == (all_x.dtype, all_x.shape[1:], all_x.stride(), (1,))
     return is_slice and y._base is all_y and x.storage_offset() == y.storage_offset() * all_x.stride(0)
@@ -184,7 +184,7 @@ def _identity(data: Data) -> tuple[int, int]:
 
 
 def _joined(parts: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Views of one tensor on the device, each with the content of a part."""
+    """Copies of the parts on the device, as views of one tensor."""
     store = torch.empty((sum(map(len, parts)), *parts[0].shape[1:]), dtype=parts[0].dtype, device=device)
     views = list(torch.split(store, [len(part) for part in parts]))
     for view, part in zip(views, parts, strict=True):

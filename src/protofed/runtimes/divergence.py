@@ -1,8 +1,8 @@
-"""Training that runs out of bounds: noticed when a fit ends, then explained by doing the fit again with open eyes.
+"""Training that diverges: noticed when a fit ends, then explained by repeating the fit with every value checked.
 
-Looking at every step would cost every step something. A fit is a function of its request, so one that has failed can be
-repeated: then every operation of the losses, every gradient and every new weight is looked at, and the first that is
-not finite is named.
+To check every step would slow down every fit. A fit is a function of its request, so one that has failed can be
+repeated: then every operation of the losses, every gradient and every new weight is checked, and the first that is not
+finite is named.
 """
 
 import linecache
@@ -46,29 +46,29 @@ def _largest(results: Tree, losses: Iterable[Tensor]) -> Tensor:
 
 
 def explained(request: Fit, fit: Callable[[Fit], Any]) -> Diverged:
-    """What went wrong in a fit, found by doing it once more."""
-    if isinstance(request.optimizer, _WatchedOptimizer):  # this is the repetition, and it noticed nothing on its way
+    """What went wrong in a fit, found by repeating it."""
+    if isinstance(request.optimizer, _WatchedOptimizer):  # this is the repetition, whose checks found nothing
         return Diverged("buffers or folded sums were not finite, though every loss, gradient and weight was")
     steps = request.epochs * ceil(len(request.data) / request.batch_size)
     witness = _Witness(f"of {steps}", len(request.objectives))
     objectives = tuple(replace(o, loss=_Watched(o.loss, witness)) for o in request.objectives)
     try:
         fit(replace(request, objectives=objectives, optimizer=_WatchedOptimizer(request.optimizer, witness)))
-    except Diverged as found:
-        return found
+    except Diverged as error:
+        return error
     return Diverged("its losses or weights were not finite; done again by itself, the same training stays finite")
 
 
 @dataclass
 class _Witness:
-    """Where a fit that is done again has come to."""
+    """How far a repeated fit has come."""
 
     num_steps: str
     num_objectives: int
     taken: int = 0
     """Optimiser steps so far, one for each objective and batch."""
     harmless: set[str] = field(default_factory=set)
-    """Places that gave infinities while the loss stayed finite, as masks do."""
+    """Operations that gave infinities while the loss stayed finite, as masks do."""
 
     def found(self, what: str) -> Diverged:
         step, objective = divmod(self.taken, self.num_objectives)
@@ -78,7 +78,7 @@ class _Witness:
 
 @dataclass(frozen=True)
 class _Watched:
-    """A loss, each of whose operations is looked at."""
+    """A loss, each of whose operations is checked."""
 
     loss: Callable[..., Tensor]
     witness: _Witness
@@ -87,22 +87,22 @@ class _Watched:
         with _Operations(self.witness.harmless) as operations:
             loss = self.loss(*arguments)
         if loss.isfinite().all():
-            self.witness.harmless |= {place for place, _, _ in operations.found}
+            self.witness.harmless |= {place for place, _, _ in operations.noted}
             return loss
-        # What the loss descends comes before what is only recorded beside it.
-        found = sorted(operations.found, key=lambda one: not one[2])
-        first = found[0][1] if found else "no operation of it was seen to begin"
+        # Operations with a gradient come first: others do not reach the weights.
+        noted = sorted(operations.noted, key=lambda one: not one[2])
+        first = noted[0][1] if noted else "no operation of it was seen to begin"
         raise self.witness.found(f"the loss was {loss.item():g}: {first}")
 
 
 class _Operations(TorchFunctionMode):
-    """Notes the operations whose values are not finite though all that they were given was."""
+    """Notes the operations with finite arguments whose values are not finite."""
 
     def __init__(self, harmless: set[str]) -> None:
         super().__init__()
         self._harmless = harmless
-        self.found: list[tuple[str, str, bool]] = []
-        """The place, what is said of it, and whether a gradient goes through it."""
+        self.noted: list[tuple[str, str, bool]] = []
+        """The place in the code, a description, and whether a gradient flows through it."""
 
     def __enter__(self) -> Self:
         self._base = sys._getframe(1)
@@ -116,13 +116,13 @@ class _Operations(TorchFunctionMode):
             place, text = _place(sys._getframe(1), self._base)
             if place not in self._harmless:
                 has_gradient = any(leaf.requires_grad for leaf in tree.leaves(value) if isinstance(leaf, Tensor))
-                self.found.append((place, f"it began with `{name}` {text}", has_gradient))
+                self.noted.append((place, f"it began with `{name}` {text}", has_gradient))
         return value
 
 
 @dataclass(frozen=True)
 class _WatchedOptimizer:
-    """An optimiser, each of whose gradients and steps is looked at."""
+    """An optimiser, each of whose gradients and steps is checked."""
 
     base: Optimizer
     witness: _Witness
@@ -150,7 +150,7 @@ class _WatchedOptimizer:
 
 
 def _origin(gradient: Gradient, at: Params) -> str:
-    """The operation whose derivative is to blame, if torch can tell."""
+    """The operation whose derivative is not finite, if torch can tell."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch repeats as a warning what the exception says
@@ -172,15 +172,15 @@ def _is_finite(value: Tree) -> bool:
 
 
 def _place(frame: FrameType | None, base: FrameType) -> tuple[str, str]:
-    """The lines that led from the loss to an operation: the innermost, and the one of the loss that is its term."""
-    own: list[FrameType] = []
+    """The place of an operation: the innermost line, and the line of the loss that called it."""
+    frames: list[FrameType] = []
     while frame is not None and frame is not base:
         if not frame.f_code.co_filename.startswith(TORCH):
-            own.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    if not own:
+    if not frames:
         return "torch", "within torch"
-    innermost, term = own[0], own[-1]
+    innermost, term = frames[0], frames[-1]
     text = f"in {_line(innermost)}"
     return text, text if term is innermost else f"{text}, for {_line(term)}"
 

@@ -1,7 +1,7 @@
-"""What the C library does with memory that a step has freed.
+"""Makes the C library keep the memory that a step has freed.
 
-A step on the CPU asks for megabytes, frees them, and the next step asks for the same again. Left to itself, glibc gives
-such memory back to the system at once, which must then zero every page anew.
+A step on the CPU asks for megabytes, frees them, and the next step asks for the same again. By default glibc returns
+such memory to the system at once, which must then zero every page again.
 """
 
 import ctypes
@@ -10,14 +10,14 @@ import sys
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """Names of glibc's settings in malloc.h."""
 KEPT = 256 << 20
-"""Bytes of freed memory that a process may hold on to."""
+"""Bytes of freed memory that a process may keep."""
 LARGEST = 32 << 20
-"""Bytes of a piece of memory that is kept at all; glibc allows no more."""
+"""Bytes of the largest block that is kept; glibc allows no more."""
 
 
 def keep_freed_memory() -> None:
-    """From now on, memory that this process and those forked from it free is kept for what is asked for next. Other C
-    libraries than glibc have no such setting."""
+    """From now on this process, and those forked from it, keep freed memory for later use. Other C libraries than glibc
+    have no such setting."""
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if set_option is not None:
         set_option(TRIM_THRESHOLD, KEPT)

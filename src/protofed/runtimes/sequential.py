@@ -154,14 +154,14 @@ def _gradient(
     folded: _Folded | None,
 ) -> Gradient:
     """The gradient as a function of the trained weights. Buffers and folded sums change at its first call only: they
-    belong to the weights themselves, not to places that an optimiser tries."""
+    belong to the weights themselves, not to other points that an optimiser tries."""
     is_first = True
 
     def gradient(weights: Params) -> Params:
         nonlocal is_first
-        own = buffers if is_first else {name: leaf.clone() for name, leaf in buffers.items()}
+        changing = buffers if is_first else {name: leaf.clone() for name, leaf in buffers.items()}
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
-        model = request.networks.model({**params, **leaves, **own}, training=True, precision=precision)
+        model = request.networks.model({**params, **leaves, **changing}, training=True, precision=precision)
         loss = objective.loss(model, batch, *request.context)
         if folded is not None and is_first:
             folded.add(model, batch, request.context)

@@ -1,4 +1,4 @@
-"""The buffers that the loops of many clients work on: on the device, where they stay put."""
+"""The tensors that the loops of many clients work on. They keep their addresses, as recorded CUDA graphs require."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
@@ -15,23 +15,23 @@ from protofed.tree import Tree
 
 
 class Buffers:
-    """Everything that the loops of up to K clients read and change, on the device, where it stays put."""
+    """Everything that the loops of up to K clients read and change, at fixed addresses on the device."""
 
     def __init__(
         self, loops: Sequence[Loop], store: Data | None, device: torch.device, interleaved: bool, common: bool
     ) -> None:
         self.size = len(loops)
         self.common = common
-        """Whether all see the same batches: those of the first."""
+        """Whether all clients see the same batches: those of the first."""
         self.steps = max(loop.num_steps for loop in loops)
         self.rows = max(len(loop.data) for loop in loops)
         self.device = device
         first, shape = loops[0], (self.size, self.steps, loops[0].batch_size)
         self.transform, self.body = first.transform, first.body
         self.store = store
-        self.shared = tuple(_is_shared(leaves) for leaves in _columns(loop.known for loop in loops))
+        self.shared = tuple(_is_shared(leaves) for leaves in _columns(loop.inputs for loop in loops))
         with torch.device(device):
-            self.x, self.y = (store.x, store.y) if store else self._own_store(first)
+            self.x, self.y = (store.x, store.y) if store else self._new_store(first)
             self.row = torch.zeros(shape, dtype=torch.int64)  # in the store
             self.index = torch.zeros(shape, dtype=torch.int64)  # in the client's own store
             self.weight = torch.zeros(shape)
@@ -46,13 +46,13 @@ class Buffers:
             self.outputs = [
                 torch.zeros((*shape, *leaf.shape[1:]), dtype=leaf.dtype) for leaf in leaves_of(first.example)
             ]
-            known, self.known_like = pytree.tree_flatten(first.known)
-            self.known: list[Any] = [
-                _alike(leaf, interleaved) if is_shared else _stacked(leaf, self.size, interleaved)
-                for leaf, is_shared in zip(known, self.shared, strict=True)
+            inputs, self.inputs_like = pytree.tree_flatten(first.inputs)
+            self.inputs: list[Any] = [
+                _one(leaf, interleaved) if is_shared else _stacked(leaf, self.size, interleaved)
+                for leaf, is_shared in zip(inputs, self.shared, strict=True)
             ]
 
-    def _own_store(self, first: Loop) -> tuple[Tensor, Tensor]:
+    def _new_store(self, first: Loop) -> tuple[Tensor, Tensor]:
         rows = self.rows if self.common else self.size * self.rows
         x = torch.zeros((rows, *first.data.x.shape[1:]), dtype=first.data.x.dtype)
         return x, torch.zeros(rows, dtype=torch.int64)
@@ -62,24 +62,24 @@ class Buffers:
         return [_stacked(leaf, self.size, interleaved) for leaf in leaves], structure
 
     def takes(self, loops: Sequence[Loop]) -> bool:
-        """Whether these loops, alike in key, fit in."""
+        """Whether there is room for these loops, whose keys are equal."""
         return (
             len(loops) <= self.size
             and max(loop.num_steps for loop in loops) <= self.steps
             and max(len(loop.data) for loop in loops) <= self.rows
             and all(
                 not mine or _is_shared(leaves)
-                for mine, leaves in zip(self.shared, _columns(loop.known for loop in loops), strict=True)
+                for mine, leaves in zip(self.shared, _columns(loop.inputs for loop in loops), strict=True)
             )
         )
 
     def load(self, loops: Sequence[Loop]) -> None:
-        """Puts these loops at their beginning, the longest first."""
+        """Copies these loops in, to be run from their beginning. The longest comes first."""
         self._load_plans(loops)
         targets, sources = [], []
         carried = zip(self.carry, _columns(loop.carry for loop in loops), strict=True)
-        known = zip(self.known, _columns(loop.known for loop in loops), self.shared, strict=True)
-        for buffer, leaves in [*carried, *((buffer, leaves) for buffer, leaves, is_shared in known if not is_shared)]:
+        inputs = zip(self.inputs, _columns(loop.inputs for loop in loops), self.shared, strict=True)
+        for buffer, leaves in [*carried, *((buffer, leaves) for buffer, leaves, is_shared in inputs if not is_shared)]:
             mine = buffer[: len(loops)]
             if _is_shared(leaves):  # one copy for all clients
                 targets.append(mine)
@@ -87,7 +87,7 @@ class Buffers:
             else:
                 targets += mine.unbind()
                 sources += leaves
-        for buffer, leaf, is_shared in zip(self.known, tree.leaves(loops[0].known), self.shared, strict=True):
+        for buffer, leaf, is_shared in zip(self.inputs, tree.leaves(loops[0].inputs), self.shared, strict=True):
             if is_shared and leaf is not None:
                 targets.append(buffer)
                 sources.append(leaf)
@@ -95,7 +95,7 @@ class Buffers:
         self.counter.zero_()
 
     def _load_plans(self, loops: Sequence[Loop]) -> None:
-        """One transfer for each kind of numbers, however many the clients."""
+        """One transfer to the device for each field, for all clients together."""
         self.num_steps.zero_()
         self.num_steps[: len(loops)].copy_(torch.tensor([loop.num_steps for loop in loops], device="cpu"))
         loops = loops[:1] if self.common else loops
@@ -109,18 +109,17 @@ class Buffers:
             self._locate(k, loop)
 
     def _locate(self, k: int, loop: Loop) -> None:
-        """Positions become rows: of the client's own store for contexts, of the common store for the batch."""
+        """Turns positions into rows: `index` of the client's own store, for contexts; `row` of the common store."""
         data, steps = loop.data, loop.num_steps
         position = self.index[k, :steps]
         if self.store is not None:
-            own = data.index[position]
-            self.row[k, :steps] = own + offset_in(self.store, data)
+            self.row[k, :steps] = data.index[position] + offset_in(self.store, data)
         else:
             begin, n = k * self.rows, len(data)
             self.x[begin : begin + n].copy_(data.inputs(data.index))
             self.y[begin : begin + n].copy_(data.labels)
-            own, self.row[k, :steps] = data.index[position], position + begin
-        self.index[k, :steps] = own
+            self.row[k, :steps] = position + begin
+        self.index[k, :steps] = data.index[position]
 
     def _fill(self, buffer: Tensor, parts: list[Tensor]) -> None:
         host = torch.zeros((len(parts), self.steps, *buffer.shape[2:]), dtype=buffer.dtype, device="cpu")
@@ -152,18 +151,18 @@ class Buffers:
         )
 
     def result(self, k: int, loop: Loop) -> Any:
-        """The answer to a client's request, apart from what the next loops will overwrite."""
+        """The answer to a client's request, in new tensors: the next loops overwrite the buffers."""
         carry = tree.with_leaves(loop.carry, [leaf[k] for leaf in self.carry])
         outputs = [leaf[k, : loop.num_steps] for leaf in self.outputs]
         answer = loop.answer(carry, tree.with_leaves(loop.example, outputs) if outputs else None)
         leaves = tree.leaves(answer)
-        own = [torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in leaves]
-        copy(own, leaves)
-        return tree.with_leaves(answer, own)
+        copies = [torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in leaves]
+        copy(copies, leaves)
+        return tree.with_leaves(answer, copies)
 
 
 def are_common(loops: Sequence[Loop]) -> bool:
-    """Whether all go through the same examples in the same order."""
+    """Whether all loops read the same examples in the same order."""
     return len(loops) > 1 and all(loop.data is loops[0].data and loop.plan is loops[0].plan for loop in loops)
 
 
@@ -182,7 +181,7 @@ def _draws(loop: Loop) -> tuple[Tensor | None, ...]:
 
 
 def _columns(values: Iterable[Tree]) -> list[tuple[Tensor, ...]]:
-    """The leaves of trees that are alike, leaf by leaf."""
+    """The leaves of trees of one structure, leaf by leaf."""
     return list(zip(*(tree.leaves(value) for value in values), strict=True))
 
 
@@ -192,19 +191,19 @@ def _is_shared(leaves: Sequence[Tensor | None]) -> bool:
 
 
 def identity(leaf: Tensor | None) -> Hashable:
-    """Equal for tensors that are the same numbers in the same memory, as slices of one tensor may be."""
+    """Equal for tensors that view the same memory in the same way."""
     if leaf is None or leaf.numel() == 0:
         return id(leaf)
     return leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
 
 
-def _alike(leaf: Tensor | None, interleaved: bool) -> Tensor | None:
-    """A buffer for a leaf that all share, which may be None."""
+def _one(leaf: Tensor | None, interleaved: bool) -> Tensor | None:
+    """A buffer for a leaf that all clients share; it may be None."""
     return None if leaf is None else _stacked(leaf, 1, interleaved)[0]
 
 
 def _stacked(leaf: Tensor, size: int, interleaved: bool) -> Tensor:
-    """A buffer for such a leaf of each client; with channels last in memory for convolutions, which are faster so."""
+    """A buffer for this leaf of each client. Weights of convolutions are channels-last if `interleaved`, for speed."""
     if interleaved and leaf.dim() == 4:
         outputs, inputs, height, width = leaf.shape
         return torch.zeros((size, outputs, height, width, inputs), dtype=leaf.dtype).permute(0, 1, 4, 2, 3)

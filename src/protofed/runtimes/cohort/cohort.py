@@ -34,11 +34,11 @@ from protofed.tree import Tree
 log = logging.getLogger(__name__)
 
 MOST_CLIENTS = 512
-"""So many clients are at work at the same time; a larger round goes in parts."""
+"""Clients that are at work at the same time; a larger round goes in parts."""
 MOST_PROGRAMS = 24
-"""Recorded work that is kept for later rounds; the one that was longest unused goes first."""
+"""Recorded programs that are kept for later rounds; the least recently used is dropped first."""
 MOST_CHOICES = 128
-"""Executors that were chosen by a trial and need none again."""
+"""Choices of an executor that are kept, so that no second trial is needed."""
 TRIAL_STEPS = 8
 
 Executor = Streams | Stacked
@@ -46,7 +46,7 @@ Executor = Streams | Stacked
 
 @dataclass(frozen=True)
 class Span:
-    """Steps that a GPU took together; the events tell how long, once it has come that far."""
+    """Steps that a GPU took together. The events tell how long, once the GPU has finished."""
 
     body: str
     executor: str
@@ -80,7 +80,7 @@ class Cohort:
         self._most_at_once = MOST_CLIENTS
         self._warned: set[str] = set()
         self.spans: deque[Span] = deque(maxlen=256)
-        """What was done last, for benchmarks."""
+        """The last runs, for benchmarks."""
 
     # ---- what every runtime does
 
@@ -196,7 +196,7 @@ class Cohort:
                     done.append(freed)
                     continue
                 self._most_at_once = max(1, len(wave) // 2)
-                log.warning("out of memory with %d clients at once; going on with %d", len(wave), self._most_at_once)
+                log.warning("out of memory with %d clients at once; retrying with %d", len(wave), self._most_at_once)
             except Exception as error:
                 # One client's data may be what went wrong: each is answered, or fails, on its own.
                 log.warning("a group of %d was given up (%s: %s); one by one", len(wave), type(error).__name__, error)
@@ -206,7 +206,7 @@ class Cohort:
         return done
 
     def _checked(self, requests: Sequence[Request[Any]], answers: list[Any]) -> list[Any]:
-        """The answers, but for fits whose losses and weights did not stay finite what happened there."""
+        """The answers; for a fit that did not stay finite, the exception that explains it."""
         if not isinstance(requests[0], Fit):
             return answers
         are_good = are_finite([((params, folded), [trouble]) for params, folded, trouble in answers])
@@ -230,13 +230,13 @@ class Cohort:
         sorted_loops = [loops[i] for i in order]
         executor = self._executor_for(sorted_loops)
         self._run(executor, sorted_loops)
-        results = {i: executor.stage.result(k, loops[i]) for k, i in enumerate(order)}
+        results = {i: executor.buffers.result(k, loops[i]) for k, i in enumerate(order)}
         return [results[i] for i in range(len(loops))]
 
     def _run(self, executor: Executor, loops: Sequence[Loop]) -> None:
         steps = [loop.num_steps for loop in loops]
         executor.prepare(steps)
-        executor.stage.load(loops)
+        executor.buffers.load(loops)
         if self.device.type == "cpu":
             executor.run(steps)
             return
@@ -257,7 +257,7 @@ class Cohort:
         return self._program(name, loops)
 
     def _chosen(self, loops: Sequence[Loop]) -> ExecutorName:
-        """The faster executor for these loops, tried on the loops themselves; their results are thrown away."""
+        """The faster executor for these loops, found by a trial whose results are thrown away."""
         if self._executor != "auto":
             return self._executor
         if len(loops) == 1 or self.device.type == "cpu":
@@ -278,13 +278,13 @@ class Cohort:
         return best
 
     def _tried(self, name: ExecutorName, loops: Sequence[Loop]) -> float:
-        """Seconds of a client's step when all take some."""
+        """Seconds for one step of one client, when all clients are at work."""
         executor = self._program(name, loops)
         steps = [min(loop.num_steps, TRIAL_STEPS) for loop in loops]
         best = float("inf")
         for _ in range(3):
             executor.prepare(steps)
-            executor.stage.load(loops)
+            executor.buffers.load(loops)
             torch.cuda.synchronize(self.device)
             begin = time.perf_counter()
             executor.run(steps)
@@ -293,11 +293,11 @@ class Cohort:
         return best
 
     def _program(self, name: ExecutorName, loops: Sequence[Loop]) -> Executor:
-        """Recorded work for these loops, from an earlier round if it fits."""
+        """A program for these loops, from an earlier round if there is one with room for them."""
         store, common = self._residence.store_of(loops[0].data), name == "stacked" and are_common(loops)
         key = (name, loops[0].key, self._store_id(loops[0]), common)
-        known = self._programs.get(key)
-        if known is None or not known.stage.takes(loops):
+        program = self._programs.get(key)
+        if program is None or not program.buffers.takes(loops):
             self._programs.pop(key, None)
             kind = EXECUTORS[name]
             self._programs[key] = kind(Buffers(loops, store, self.device, kind.interleaved, common))
@@ -318,16 +318,16 @@ class Cohort:
 
 
 def _freed(error: Exception) -> Exception:
-    """The error without what the failed work held, which whoever works next may need the memory of. Where it was raised
-    is still to be seen."""
+    """The error without the tensors that its frames hold, since the next work may need their memory. The traceback
+    still says where it was raised."""
     traceback.clear_frames(error.__traceback__)
     rest = error.__traceback__ and error.__traceback__.tb_next
     return error.with_traceback(rest or error.__traceback__)  # the first frame would hold all other answers
 
 
 def _divided(requests: Sequence[Request[Any]], group: Sequence[tuple[int, Loop]]) -> list[Sequence[tuple[int, Loop]]]:
-    """A group in parts that look at the same examples with the same features, if these are few: clients' own models
-    often differ in the layers behind the features only, and then the features need to be computed but once."""
+    """The group in parts that read the same examples with the same feature extractor, if these parts are few. Clients'
+    models often differ only behind the features, which are then computed once for all."""
     if isinstance(requests[group[0][0]], Fit):
         return [group]
     parts: dict[Hashable, list[tuple[int, Loop]]] = {}

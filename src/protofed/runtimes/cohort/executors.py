@@ -4,8 +4,8 @@
 streams. `Stacked`: one step of all clients is one function under vmap on stacked weights, recorded likewise. On a CPU
 nothing is recorded, and the same steps are taken one by one.
 
-A step finds its batch by a counter on the device, so a whole loop is replayed without a word from the CPU. A client
-whose loop is shorter than others' leaves early.
+A step finds its batch by a counter on the device, so a whole loop is replayed without work on the CPU. A client whose
+loop is shorter than those of others stops early.
 """
 
 import gc
@@ -20,13 +20,13 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.data.batches import Batch
+from protofed.runtimes.cohort.bodies import by_autograd, by_transform
 from protofed.runtimes.cohort.buffers import Buffers, copy, leaves_of
-from protofed.runtimes.cohort.lowering import by_autograd, by_transform
 from protofed.runtimes.device import on
 
 NUM_STREAMS = 32
 NARROWER = 0.75
-"""When no more than this part of the stacked clients are still at work, a narrower step takes over."""
+"""When at most this share of the stacked clients is still at work, a narrower step takes over."""
 
 ExecutorName = Literal["streams", "stacked"]
 
@@ -34,39 +34,39 @@ ExecutorName = Literal["streams", "stacked"]
 class Streams:
     interleaved = True
 
-    def __init__(self, stage: Buffers) -> None:
-        self.stage = stage
-        self._streams = _Lanes(stage.device, min(stage.size, NUM_STREAMS))
+    def __init__(self, buffers: Buffers) -> None:
+        self.buffers = buffers
+        self._streams = _Lanes(buffers.device, min(buffers.size, NUM_STREAMS))
         self._steps: list[Callable[[], None]] = []
 
     def prepare(self, num_steps: Sequence[int]) -> None:
-        """Records what loops of so many steps need. What they read must be loaded afterwards."""
+        """Records what loops of so many steps need. Load the buffers afterwards: recording takes steps."""
         while len(self._steps) < len(num_steps):
             k = len(self._steps)
             self._steps.append(self._streams.recorded(k, partial(self._step, k), is_new=k == 0))
 
     def run(self, num_steps: Sequence[int]) -> None:
-        """All clients go on together and end together, so that the device is as busy at the end as at the beginning."""
+        """Clients' steps are interleaved so that all end together, and the device is busy until the end."""
         turns = sorted((step / steps, k) for k, steps in enumerate(num_steps) for step in range(steps))
         with self._streams:
             for _, k in turns:
                 self._streams.call(k, self._steps[k])
 
     def _step(self, k: int) -> None:
-        stage, counter = self.stage, self.stage.counter[k : k + 1]
-        batch = tree.map(lambda leaf: leaf[0], stage.batch(slice(k, k + 1), counter))
-        carry = [leaf[k] for leaf in stage.carry]
-        known = [leaf if shared else leaf[k] for leaf, shared in zip(stage.known, stage.shared, strict=True)]
-        new, output = stage.body(
-            pytree.tree_unflatten(carry, stage.carry_like),
-            pytree.tree_unflatten(known, stage.known_like),
+        buffers, counter = self.buffers, self.buffers.counter[k : k + 1]
+        batch = tree.map(lambda leaf: leaf[0], buffers.batch(slice(k, k + 1), counter))
+        carry = [leaf[k] for leaf in buffers.carry]
+        inputs = [leaf if shared else leaf[k] for leaf, shared in zip(buffers.inputs, buffers.shared, strict=True)]
+        new, output = buffers.body(
+            pytree.tree_unflatten(carry, buffers.carry_like),
+            pytree.tree_unflatten(inputs, buffers.inputs_like),
             batch,
             by_autograd,
-            in_place=stage.device.type == "cuda",
+            in_place=buffers.device.type == "cuda",
         )
         changed = [(old, leaf) for old, leaf in zip(carry, pytree.tree_leaves(new), strict=True) if leaf is not old]
         copy([old for old, _ in changed], [leaf for _, leaf in changed])
-        for buffer, leaf in zip(stage.outputs, leaves_of(output), strict=True):
+        for buffer, leaf in zip(buffers.outputs, leaves_of(output), strict=True):
             buffer[k].index_copy_(0, counter, leaf[None])
         counter += 1
 
@@ -74,59 +74,59 @@ class Streams:
 class Stacked:
     interleaved = False
 
-    def __init__(self, stage: Buffers) -> None:
-        self.stage = stage
-        self._lane = _Lanes(stage.device, 1)
+    def __init__(self, buffers: Buffers) -> None:
+        self.buffers = buffers
+        self._lane = _Lanes(buffers.device, 1)
         self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
 
     def prepare(self, num_steps: Sequence[int]) -> None:
-        for width, masked, _ in _phases(num_steps, self.stage.size):
+        for width, masked, _ in _phases(num_steps, self.buffers.size):
             if (width, masked) not in self._steps:
                 # guard: step-recorded-late-has-batch
-                self.stage.counter.zero_()  # to record a step is to take one, and there may be no batch after the last
+                self.buffers.counter.zero_()  # recording takes a step, and there may be no batch left
                 self._steps[width, masked] = self._lane.recorded(0, partial(self._step, width, masked), is_new=True)
 
     def run(self, num_steps: Sequence[int]) -> None:
         """`num_steps` must not rise."""
         with self._lane:
-            for width, masked, times in _phases(num_steps, self.stage.size):
+            for width, masked, times in _phases(num_steps, self.buffers.size):
                 for _ in range(times):
                     self._lane.call(0, self._steps[width, masked])
 
     def _step(self, width: int, masked: bool) -> None:
-        stage, counter = self.stage, self.stage.counter[:1]
-        batch = stage.batch(slice(0, 1 if stage.common else width), counter)
-        carry = [leaf[:width] for leaf in stage.carry]
-        known = [leaf if shared else leaf[:width] for leaf, shared in zip(stage.known, stage.shared, strict=True)]
-        dims = [None if shared else 0 for shared in stage.shared]
+        buffers, counter = self.buffers, self.buffers.counter[:1]
+        batch = buffers.batch(slice(0, 1 if buffers.common else width), counter)
+        carry = [leaf[:width] for leaf in buffers.carry]
+        inputs = [leaf if shared else leaf[:width] for leaf, shared in zip(buffers.inputs, buffers.shared, strict=True)]
+        dims = [None if shared else 0 for shared in buffers.shared]
 
-        def one(carry: list[Tensor], known: list[Tensor], batch: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-            new, output = stage.body(
-                pytree.tree_unflatten(carry, stage.carry_like),
-                pytree.tree_unflatten(known, stage.known_like),
+        def one(carry: list[Tensor], inputs: list[Tensor], batch: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            new, output = buffers.body(
+                pytree.tree_unflatten(carry, buffers.carry_like),
+                pytree.tree_unflatten(inputs, buffers.inputs_like),
                 Batch(*batch),
                 by_transform,
             )
             return pytree.tree_leaves(new), leaves_of(output)
 
         parts = [batch.x, batch.y, batch.weight, batch.index, batch.is_last_epoch, batch.number]
-        if stage.common:  # what is made of it and of shared weights alone is computed once for all
+        if buffers.common:  # vmap then computes once for all what depends on the batch and shared weights alone
             parts = [part[0] for part in parts]
-        new, outputs = torch.vmap(one, in_dims=(0, dims, None if stage.common else 0))(carry, known, parts)
+        new, outputs = torch.vmap(one, in_dims=(0, dims, None if buffers.common else 0))(carry, inputs, parts)
         if masked:
-            is_active = counter < stage.num_steps[:width]
+            is_active = counter < buffers.num_steps[:width]
             new = [
                 torch.where(is_active.view(-1, *[1] * (leaf.dim() - 1)), leaf, old)
                 for leaf, old in zip(new, carry, strict=True)
             ]
         copy(carry, new)
-        for buffer, leaf in zip(stage.outputs, outputs, strict=True):
+        for buffer, leaf in zip(buffers.outputs, outputs, strict=True):
             buffer[:width].index_copy_(1, counter, leaf[:, None])
         counter += 1
 
 
 class _Lanes:
-    """Streams of a device, and one pool of memory for the graphs of each: they never run at the same time."""
+    """Streams of a device. The graphs of one stream share a memory pool, since they never run at the same time."""
 
     def __init__(self, device: torch.device, count: int) -> None:
         self._device = device
@@ -137,7 +137,7 @@ class _Lanes:
         self._home: Any = None
 
     def recorded(self, lane: int, step: Callable[[], None], is_new: bool) -> Callable[[], None]:
-        """The step as a graph. A step that is new to the device is also taken, to warm up."""
+        """The step as a graph. A new kind of step is first taken once, to warm up."""
         if not self._is_cuda:
             return torch.no_grad()(step)
         lane %= len(self._streams)
@@ -179,7 +179,7 @@ EXECUTORS: dict[ExecutorName, type[Streams] | type[Stacked]] = {"streams": Strea
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No old graph is thrown away, as the garbage collector might do, while a new one is recorded: CUDA forbids it."""
+    """Stops garbage collection while a graph is recorded: CUDA forbids to free another graph meanwhile."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -190,8 +190,8 @@ def _no_collection() -> Iterator[None]:
 
 
 def _phases(num_steps: Sequence[int], size: int) -> list[tuple[int, bool, int]]:
-    """How many clients take a step, of so many that there is room for, whether some of them are done already or are not
-    there, and how often; from first to last."""
+    """The phases of a run, in order: how many clients take a step, whether some of them must be masked since they are
+    done or absent, and how many such steps there are. `size` is the number of clients that there is room for."""
     phases: list[tuple[int, bool, int]] = []
     for step in range(num_steps[0]):
         active = sum(steps > step for steps in num_steps)
