@@ -60,7 +60,7 @@ from protofed.testing.federations import (
 )
 from protofed.tree import Params
 
-__all__ = [  # noqa: F822
+__all__ = [
     "CHECKS",
     "CLASSES",
     "FEATURES",
@@ -110,7 +110,6 @@ __all__ = [  # noqa: F822
     "usual",
     "usual_reply",
     "whole",
-    ,
 ]
 
 torch.set_num_threads(1)

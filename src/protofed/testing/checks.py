@@ -214,9 +214,9 @@ def check_inputs_are_left_alone(method: Method[Any, Any, Any, Any]) -> None:
 
 
 def check_no_hidden_state(method: Method[Any, Any, Any, Any]) -> None:
-    kind = type(method)
+    kind: Any = type(method)
     assert dataclasses.is_dataclass(kind), f"{kind.__name__} is not a dataclass"
-    assert getattr(kind, "__dataclass_params__").frozen, f"{kind.__name__} is not frozen"  # noqa: B009, mypy has no such
+    assert kind.__dataclass_params__.frozen, f"{kind.__name__} is not frozen"
     hash(method)
     own, shared = copy.deepcopy(vars(method)), dict(vars(kind))
     names = [f.name for f in dataclasses.fields(kind)]
