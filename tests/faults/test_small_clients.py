@@ -35,13 +35,14 @@ from protofed.evaluation.metrics import local_index, macro_f1, owned_accuracy, p
 from protofed.evaluation.personal import Judged
 from protofed.methods import METHODS
 from protofed.methods._shared.losses import known_cross_entropy
-from protofed.methods.ccvr import CCVR, class_gaussians, virtual_features
+from protofed.methods.ccvr import CCVR
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fpl import FPL
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Gradient, Sgd
 from protofed.prototypes.class_means import no_prototypes
 from protofed.prototypes.contrast import nearest
+from protofed.prototypes.gaussians import class_gaussians, virtual_features
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params, Tree
 
@@ -129,7 +130,7 @@ class OnlyBob(Federation):
 SERVER_PROTOTYPES = {
     "fpl": "prototypes/consistent/mean",
     "fedseproto": "prototypes/mean",
-    "fedpc": "own/mean",
+    "fedpc": "sent/mean",
     "fedproto_avg": "prototypes/mean",
     "fedproc": "prototypes/mean",
     "fedmlp": "prototypes/classes/mean",

@@ -154,9 +154,7 @@ def test_ga_with_weights_by_examples_that_never_move_is_its_base(base: type[Meth
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_base_without_a_public_model_is_refused(wrapper: type[Method]) -> None:
-    with pytest.raises(
-        BadInput, match=r"method.base: .* public model, and LocalOnly has none"
-    ):
+    with pytest.raises(BadInput, match=r"method.base: .* public model, and LocalOnly has none"):
         federation(wrapper(base=LocalOnly()))
     with pytest.raises(BadInput, match=r"method.base: .* is a wrapper itself"):
         federation(wrapper(base=FedDecorr()))
