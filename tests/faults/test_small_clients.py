@@ -33,7 +33,7 @@ from protofed.data.batches import Data, training_plan
 from protofed.engine.federation import Federation, State
 from protofed.methods import METHODS
 from protofed.methods._shared.losses import known_cross_entropy
-from protofed.methods.ccvr import CCVR, class_gaussians, virtual_features
+from protofed.methods.ccvr import CCVR
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fpl import FPL
 from protofed.metrics.formulas import accuracy, local_index, macro_f1, owned_accuracy, proportional_accuracy
@@ -42,6 +42,7 @@ from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Gradient, Sgd
 from protofed.prototypes.class_means import no_prototypes
 from protofed.prototypes.contrast import nearest
+from protofed.prototypes.gaussians import class_gaussians, virtual_features
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params, Tree
 
@@ -129,7 +130,7 @@ class OnlyBob(Federation):
 SERVER_PROTOTYPES = {
     "fpl": "prototypes/consistent/mean",
     "fedseproto": "prototypes/mean",
-    "fedpc": "own/mean",
+    "fedpc": "sent/mean",
     "fedproto_avg": "prototypes/mean",
     "fedproc": "prototypes/mean",
     "fedmlp": "prototypes/classes/mean",

@@ -34,20 +34,19 @@ from protofed.api.method import Method
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.engine.round import RoundClients
 from protofed.methods._shared.models import CLASSIFIER
-from protofed.methods.ccvr import (
-    CCVR,
+from protofed.methods.ccvr import CCVR, virtual_loss
+from protofed.methods.fedasam import FedASAM
+from protofed.methods.fedavg import FedAvg
+from protofed.methods.moon import Moon
+from protofed.nn.networks import Parts, matching, without
+from protofed.prototypes.gaussians import (
     ClassGaussians,
     class_gaussians,
     no_gaussians,
     pooled,
     square_root,
     virtual_features,
-    virtual_loss,
 )
-from protofed.methods.fedasam import FedASAM
-from protofed.methods.fedavg import FedAvg
-from protofed.methods.moon import Moon
-from protofed.nn.networks import Parts, matching, without
 
 WIDTH = 6
 

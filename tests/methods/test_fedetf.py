@@ -100,9 +100,9 @@ def test_the_scale_stays_positive_whatever_is_learnt() -> None:
 
 
 def test_by_default_there_are_as_many_dimensions_as_classes() -> None:
-    head = FedETF().networks(TASK, "ann")["classifier"]
+    head = FedETF().networks(TASK.spec, "ann")["classifier"]
     assert head.frame.shape == (CLASSES, CLASSES)
-    assert FedETF(dimension=6).networks(TASK, "ann")["classifier"].frame.shape == (6, CLASSES)
+    assert FedETF(dimension=6).networks(TASK.spec, "ann")["classifier"].frame.shape == (6, CLASSES)
 
 
 # ---- the objective

@@ -87,22 +87,22 @@ def test_too_few_examples_validate_and_train_at_once() -> None:
 
 def test_the_models_worth_most_are_sent_and_never_the_own_one() -> None:
     worth = torch.tensor([9.0, 3.0, -1.0, 5.0, 4.0])
-    assert explored(worth, own=0, size=2, chance=0.0, draws=generator(0)).tolist() == [3, 4]
-    assert explored(worth, own=3, size=2, chance=0.0, draws=generator(0)).tolist() == [0, 4]
-    assert explored(torch.zeros(1), own=0, size=1, chance=0.0, draws=generator(0)).tolist() == [0]  # alone
+    assert explored(worth, client=0, size=2, chance=0.0, draws=generator(0)).tolist() == [3, 4]
+    assert explored(worth, client=3, size=2, chance=0.0, draws=generator(0)).tolist() == [0, 4]
+    assert explored(torch.zeros(1), client=0, size=1, chance=0.0, draws=generator(0)).tolist() == [0]  # alone
 
 
 def test_chance_replaces_the_last_places_and_decides_among_equals() -> None:
     worth, seen = torch.tensor([9.0, 3.0, -1.0, 5.0, 4.0]), set()
     for seed in range(40):
-        found = explored(worth, own=0, size=3, chance=1.0, draws=generator(seed)).tolist()
+        found = explored(worth, client=0, size=3, chance=1.0, draws=generator(seed)).tolist()
         assert len(set(found)) == 3
         assert 0 not in found
         seen |= set(found)
     assert seen == {1, 2, 3, 4}
-    partly = [explored(worth, own=0, size=2, chance=0.5, draws=generator(seed)).tolist() for seed in range(40)]
+    partly = [explored(worth, client=0, size=2, chance=0.5, draws=generator(seed)).tolist() for seed in range(40)]
     assert any(found[0] == 3 and found[1] != 4 for found in partly)
-    equal = {explored(torch.zeros(5), own=0, size=1, chance=0.0, draws=generator(seed)).item() for seed in range(40)}
+    equal = {explored(torch.zeros(5), client=0, size=1, chance=0.0, draws=generator(seed)).item() for seed in range(40)}
     assert equal == {1, 2, 3, 4}
 
 

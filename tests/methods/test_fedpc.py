@@ -42,20 +42,11 @@ from protofed.engine.state import State
 from protofed.methods._shared.mixing import entry
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.families import OwnWeights, PartSharing, PrototypeUpload
-from protofed.methods.fedpc import (
-    Clusters,
-    FedPC,
-    blended_prototypes,
-    global_model,
-    global_prototypes,
-    mean_extractor,
-    members_mean,
-    prototype_distance,
-    similarity_shares,
-)
+from protofed.methods.fedpc import Clusters, FedPC, global_model, global_prototypes, mean_extractor, prototype_distance
 from protofed.nn.networks import Parts, matching, without
 from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes
+from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares
 from protofed.prototypes.kmeans import no_partition
 from protofed.runtimes.base import Failure, Reason
 from protofed.runtimes.sequential import Sequential
@@ -237,7 +228,7 @@ def test_a_round_is_equations_5_to_8_by_a_slow_loop(weighting: Any) -> None:
     for j in range(2):
         mixed = {n: shares[j][0] * extractors[0][n] + shares[j][1] * extractors[1][n] for n in extractors[0]}
         assert_close(entry(found.params, j), mixed, f"the extractor of cluster {j}", within=1e-6)
-        assert_close(entry(found.own, j), own[j], f"what cluster {j} sent", within=1e-6)
+        assert_close(entry(found.sent, j), own[j], f"what cluster {j} sent", within=1e-6)
         for y in range(CLASSES):
             has = [k for k in range(2) if own[k].count[y] > 0]
             expected = sum(shares[j][k] * own[k].mean[y] for k in has) / sum(shares[j][k] for k in has)
@@ -252,8 +243,8 @@ def test_a_cluster_that_nobody_replies_for_keeps_its_extractor_and_shares_it() -
     present = [c for c in TASK.clients if server.assignment[c] == 0]
     replies = {c: reply_of(federation(TWO), state, c).upload for c in present}
     found = TWO.aggregate(server, iter(replies.items()), federation(TWO).server_context(1, "round"))
-    assert_same(entry(found.own, 1), entry(server.own, 1), "the prototypes of cluster 1")
-    shares = similarity_shares(found.own, "cosine", 0.1)
+    assert_same(entry(found.sent, 1), entry(server.sent, 1), "the prototypes of cluster 1")
+    shares = similarity_shares(found.sent, "cosine", 0.1)
     assert 0 < shares[1, 0] < 0.6
     mean = {n: sum(replies[c].params[n].double() for c in present) / len(present) for n in server.params}
     for j in range(2):
@@ -449,7 +440,7 @@ def test_the_servers_record_has_every_client_from_the_start_and_one_entry_per_cl
     initial = without(of.server_context(0, "setup").initial_params(), CLASSIFIER)
     for j in range(2):
         assert_same(entry(state.server.params, j), initial, f"the extractor of cluster {j}")
-    assert state.server.prototypes.mean.shape == state.server.own.mean.shape == (2, CLASSES, FEATURES)
+    assert state.server.prototypes.mean.shape == state.server.sent.mean.shape == (2, CLASSES, FEATURES)
     assert not state.server.prototypes.is_known.any()
     assert {int(j) for j in state.server.assignment.values()} == {0, 1}
 

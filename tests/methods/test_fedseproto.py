@@ -35,10 +35,11 @@ from protofed.api.requests import Fit
 from protofed.api.task import Task
 from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.engine.state import State
-from protofed.methods._shared.decoupling import ImageDecoder, decoder
 from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fedseproto import FedSeProto, balanced_pull, divergence, preference, shared_information
+from protofed.methods.fedseproto import FedSeProto
+from protofed.methods.fedseproto.losses import balanced_pull, divergence, preference, shared_information
+from protofed.methods.fedseproto.networks import ImageDecoder, decoder
 from protofed.nn.networks import Networks, Parts, matching, without
 from protofed.prototypes.class_means import Prototypes
 from protofed.tree import Params
@@ -183,7 +184,7 @@ def joint_by_hand(method: FedSeProto, known: Prototypes, parts: Parts, z: Tensor
 
 def modules(params: Params, kind: torch.dtype = torch.float32) -> Parts:
     """Plain torch modules in training mode with these weights."""
-    parts = FedSeProto().networks(TASK, "ann")
+    parts = FedSeProto().networks(TASK.spec, "ann")
     for part, module in parts.items():
         own = {name.removeprefix(f"{part}."): leaf.clone() for name, leaf in params.items() if name.startswith(part)}
         assert not module.load_state_dict(own, strict=False).unexpected_keys

@@ -44,10 +44,11 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddyn import FedDyn
 from protofed.methods.fedprox import FedProx
 from protofed.methods.moon import Moon
-from protofed.methods.pfedcspc import Guidance, Kept, PFedCSPC, Published
+from protofed.methods.pfedcspc import PFedCSPC
+from protofed.methods.pfedcspc.calibration import Partners, Pool, drawn_partners
+from protofed.methods.pfedcspc.records import Guidance, Kept, Published
 from protofed.nn.networks import Networks, Parts, matching, without
 from protofed.optim.optimizers import Sgd
-from protofed.prototypes.calibration import Partners, Pool, drawn_partners
 from protofed.prototypes.class_means import Prototypes, class_sums
 
 WIDTH = 6
@@ -302,7 +303,7 @@ def slow_server_loss(method: PFedCSPC, parts: Parts, rows: list[int], pool: Pool
 def test_the_loss_of_the_server_is_equation_17(contrast: bool, augmentation: bool) -> None:
     method = dataclasses.replace(DEEP, contrast=contrast, augmentation=augmentation, margin=0.01)
     pool, partners = random_pool(method)
-    networks = Networks(lambda: method.networks(TASK, "ann"))
+    networks = Networks(lambda: method.networks(TASK.spec, "ann"))
     params = networks.init(5)
     rows = [7, 2, 0, 5, 9, 8, 3, 1]
     index = torch.tensor([*rows, 7, 2])  # the last two only fill the batch
@@ -310,7 +311,7 @@ def test_the_loss_of_the_server_is_equation_17(contrast: bool, augmentation: boo
     batch = Batch(pool.mean[index], pool.label[index], weight, index, torch.tensor(True), torch.tensor(0))
     is_known = torch.tensor([True, True, False, True])
     found = method.calibration_loss(networks.model(params, training=True), batch, pool, partners, is_known)
-    parts = method.networks(TASK, "ann")
+    parts = method.networks(TASK.spec, "ann")
     for part, module in parts.items():
         own = {name.removeprefix(f"{part}."): leaf for name, leaf in params.items() if name.startswith(part)}
         module.load_state_dict(own, strict=False)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
+from protofed.methods.pfedcspc.calibration import knowledge
 from protofed.nn.fusion import OVERWRITABLE, fuse
 from protofed.nn.networks import Networks, Parts, matching, without
 from protofed.nn.precision import product
-from protofed.prototypes.calibration import knowledge
 from protofed.prototypes.class_means import Prototypes, class_sums
 from protofed.prototypes.contrast import cluster_contrast
 from protofed.prototypes.finch import first_neighbours

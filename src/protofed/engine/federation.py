@@ -98,6 +98,11 @@ class Federation:
             raise BadInput("\n".join(problems))
 
     def start(self) -> State:
+        if self.uploads.stages:
+            like = self.method.upload_spec(self.initial_server, self.server_context(0, "load"))
+            refusals = [why for stage in self.uploads.stages if (why := stage.refusal(like))]
+            if refusals:
+                raise BadInput("\n".join(refusals))
         return self._attempted(self._setup, State(0, None, {}))
 
     def advance(self, state: State, evaluates: bool = False) -> State:

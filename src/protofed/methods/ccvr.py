@@ -34,26 +34,17 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Positive, Uploads
 from protofed.api.requests import Objective
-from protofed.api.roles import Count, Prototype
-from protofed.data.batches import Batch, Data
+from protofed.data.batches import Batch
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.models import CLASSIFIER, embedded, server_embedding
 from protofed.methods.families import StatefulWrapper, published
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model, matching
 from protofed.optim.optimizers import Sgd
+from protofed.prototypes.gaussians import ClassGaussians, class_gaussians, no_gaussians, pooled, virtual_features
 from protofed.tree import Params, Tree, record
 
 BATCH = 64
-LONE_VARIANCE = 1e-3
-"""Of each dimension, for a class of which there is one example."""
-
-
-@record
-class ClassGaussians:
-    count: Annotated[Tensor, Count()]  # (C,), examples of each class; 0 marks an absent class
-    mean: Annotated[Tensor, Prototype()]  # (C, P)
-    covariance: Tensor  # (C, P, P), divided by count − 1; zero where the count is at most 1
 
 
 @record
@@ -99,13 +90,13 @@ class CCVR(StatefulWrapper):
         width = server_embedding(server, params, torch.zeros(1, server.feature_dim)).shape[-1]
         like = no_gaussians(server.num_classes, width)
         uploads = clients.run(self.describe, lambda c: replace(self.base.message_for(base, c), params=params), like)
-        known = pooled(uploads, like)
+        gaussians = pooled(uploads, like)
         objective = Objective(virtual_loss, trains=CLASSIFIER)
         params = server.fit(
             objective,
             params=params,
-            data=virtual_features(known, self.samples, server.generator),
-            context=(known.count > 0,),
+            data=virtual_features(gaussians, self.samples, server.generator),
+            context=(gaussians.count > 0,),
             epochs=self.epochs,
             batch_size=BATCH,
             optimizer=Sgd(lr=self.rate, momentum=0.9),
@@ -125,53 +116,3 @@ def classified(model: Model, batch: Batch) -> Tensor:
 def virtual_loss(model: Model, batch: Batch, is_known: Tensor) -> Tensor:
     """Cross-entropy of the classifier on features."""
     return batch.mean(known_cross_entropy(model.classifier(batch.x), batch.y, is_known))
-
-
-def no_gaussians(num_classes: int, width: int) -> ClassGaussians:
-    square = torch.zeros(num_classes, width, width)
-    return ClassGaussians(torch.zeros(num_classes), torch.zeros(num_classes, width), square)
-
-
-def class_gaussians(z: Tensor, y: Tensor, num_classes: int) -> ClassGaussians:
-    """Count, mean and covariance of the features (n, P) of each class."""
-    found = no_gaussians(num_classes, z.shape[-1])
-    for c in y.bincount(minlength=num_classes).nonzero().flatten().tolist():
-        own = z[y == c].double()
-        apart = own - own.mean(0)
-        found.count[c] = len(own)
-        found.mean[c] = own.mean(0)
-        found.covariance[c] = apart.T @ apart / max(len(own) - 1, 1)
-    return found
-
-
-def pooled(uploads: Uploads[ClassGaussians], like: ClassGaussians) -> ClassGaussians:
-    """Count, mean and covariance of the features of all clients together, in float64."""
-    count, mean, scatter = like.count.double(), like.mean.double(), like.covariance.double()
-    for _, own in uploads:
-        added, total = own.count.double(), (count + own.count).clamp(min=1)
-        way = (own.mean.double() - mean) * (added > 0)[:, None]  # (C, P), from the mean so far to the client's
-        between = (count * added / total)[:, None, None] * way[:, :, None] * way[:, None, :]
-        scatter = scatter + (added - 1).clamp(min=0)[:, None, None] * own.covariance.double() + between
-        mean = mean + (added / total)[:, None] * way
-        count = count + added
-    return ClassGaussians(count, mean, scatter / (count - 1).clamp(min=1)[:, None, None])
-
-
-def virtual_features(known: ClassGaussians, samples: int, draws: torch.Generator) -> Data:
-    """Features drawn from the Gaussian of every class that there is."""
-    features, labels = [], []
-    for c in (known.count > 0).nonzero().flatten().tolist():
-        covariance = known.covariance[c]
-        if known.count[c] == 1:
-            covariance = LONE_VARIANCE * torch.eye(len(covariance), dtype=covariance.dtype)
-        normal = torch.randn(samples, len(covariance), dtype=covariance.dtype, generator=draws)
-        features.append(known.mean[c] + normal @ square_root(covariance))
-        labels.append(torch.full((samples,), c))
-    return Data.of(torch.cat(features).float(), torch.cat(labels))
-
-
-def square_root(covariance: Tensor) -> Tensor:
-    """The symmetric root: it does not depend on the choice of eigenvectors, and small changes change it little."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-    return root

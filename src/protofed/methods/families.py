@@ -49,7 +49,7 @@ class WeightUpload:
 
 
 Memory = TypeVar("Memory")
-Known = TypeVar("Known")
+Targets = TypeVar("Targets")
 State = TypeVar("State", bound=Weights)
 Message = TypeVar("Message", bound=Weights)
 Upload = TypeVar("Upload", bound=WeightUpload)
@@ -268,11 +268,11 @@ class StatefulWrapper(Wrapper):
 
 
 @record
-class WeightsAndPrototypes(Generic[Known]):
+class WeightsAndPrototypes(Generic[Targets]):
     """What the server knows and sends: weights, and what it made of the clients' prototypes."""
 
     params: Params
-    prototypes: Known
+    prototypes: Targets
 
 
 @record
@@ -283,59 +283,59 @@ class PrototypeUpload:
 
 
 class PrototypeSharing(
-    Method[WeightsAndPrototypes[Known], WeightsAndPrototypes[Known], Nothing, PrototypeUpload], Generic[Known]
+    Method[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Nothing, PrototypeUpload], Generic[Targets]
 ):
     """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
 
     prototype_mode: PrototypeMode
 
     @abstractmethod
-    def no_prototypes(self, num_classes: int, dim: int) -> Known:
+    def no_prototypes(self, num_classes: int, dim: int) -> Targets:
         """What the server knows of prototypes before the first round."""
 
     @abstractmethod
-    def combine(self, prototypes: list[Prototypes], previous: Known) -> Known:
+    def combine(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
         """What the server makes of the clients' prototypes."""
 
     @abstractmethod
-    def prototype_loss(self, z: Tensor, batch: Batch, known: Known) -> Tensor:
+    def prototype_loss(self, z: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """The terms that read prototypes, per example, (B,)."""
 
-    def init_server(self, server: ServerContext) -> WeightsAndPrototypes[Known]:
+    def init_server(self, server: ServerContext) -> WeightsAndPrototypes[Targets]:
         prototypes = self.no_prototypes(server.num_classes, server.feature_dim)
         return WeightsAndPrototypes(server.initial_params(), prototypes)
 
-    def message_for(self, state: WeightsAndPrototypes[Known], client: ClientId) -> WeightsAndPrototypes[Known]:
+    def message_for(self, state: WeightsAndPrototypes[Targets], client: ClientId) -> WeightsAndPrototypes[Targets]:
         return state
 
-    def public(self, state: WeightsAndPrototypes[Known]) -> tuple[Params, WeightsAndPrototypes[Known]] | None:
+    def public(self, state: WeightsAndPrototypes[Targets]) -> tuple[Params, WeightsAndPrototypes[Targets]] | None:
         return state.params, state
 
-    def upload_spec(self, state: WeightsAndPrototypes[Known], server: ServerContext) -> PrototypeUpload:
+    def upload_spec(self, state: WeightsAndPrototypes[Targets], server: ServerContext) -> PrototypeUpload:
         prototypes = class_means.no_prototypes(server.num_classes, server.feature_dim)
         return PrototypeUpload(state.params, prototypes, torch.tensor(0))
 
     def aggregate(
-        self, state: WeightsAndPrototypes[Known], uploads: Uploads[PrototypeUpload], server: ServerContext
-    ) -> WeightsAndPrototypes[Known]:
+        self, state: WeightsAndPrototypes[Targets], uploads: Uploads[PrototypeUpload], server: ServerContext
+    ) -> WeightsAndPrototypes[Targets]:
         mean, prototypes = Mean(), []
         for _, upload in uploads:
             mean.add(upload.params, upload.num_examples.item())
             prototypes.append(upload.prototypes)
         return WeightsAndPrototypes(mean.value(), self.combine(prototypes, state.prototypes))
 
-    def local_weights(self, message: WeightsAndPrototypes[Known], memory: Nothing) -> Params:
+    def local_weights(self, message: WeightsAndPrototypes[Targets], memory: Nothing) -> Params:
         return message.params
 
     async def train(
-        self, client: ClientContext, message: WeightsAndPrototypes[Known], memory: Nothing
+        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Nothing
     ) -> Reply[PrototypeUpload, Nothing]:
         params, prototypes = await class_means.fit_with_prototypes(
             client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
         )
         return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
 
-    def loss(self, model: Model, batch: Batch, known: Known) -> Tensor:
+    def loss(self, model: Model, batch: Batch, targets: Targets) -> Tensor:
         """The local objective: cross-entropy and what the method adds."""
         z = model.features(batch.x)
-        return batch.cross_entropy(model.scores(z)) + batch.mean(self.prototype_loss(z, batch, known))
+        return batch.cross_entropy(model.scores(z)) + batch.mean(self.prototype_loss(z, batch, targets))

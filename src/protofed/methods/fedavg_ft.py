@@ -53,8 +53,8 @@ class FedAvgFT(GlobalModel[OwnWeights]):
     ) -> Reply[Nothing, OwnWeights]:
         objective = Objective(self.loss, trains=("*",) if self.fine_tuned == "all" else CLASSIFIER)
         epochs = self.fine_tuning_epochs
-        own = await client.fit(objective, params=message.params, context=(message, memory), epochs=epochs)
-        return Reply(Nothing(), OwnWeights(own))
+        params = await client.fit(objective, params=message.params, context=(message, memory), epochs=epochs)
+        return Reply(Nothing(), OwnWeights(params))
 
     def finish(self, state: Weights, clients: Clients) -> Weights:
         for _ in clients.run(self.fine_tune, lambda client: self.message_for(state, client), Nothing()):

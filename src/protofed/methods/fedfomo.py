@@ -121,9 +121,9 @@ def distance_of(a: Params, b: Params, names: tuple[str, ...]) -> Tensor:
     return tree.squared_distance(tree.select(a, names), b).sqrt()
 
 
-def worths(own: Tensor, losses: Tensor, distance: Tensor) -> Tensor:
+def worths(own_loss: Tensor, losses: Tensor, distance: Tensor) -> Tensor:
     """How much lower each model's loss is than the own one's, by how far the model is away, (M,)."""
-    worth = (own - losses) / (distance + 1e-5)
+    worth = (own_loss - losses) / (distance + 1e-5)
     return torch.where(worth.isfinite(), worth, 0.0)
 
 
@@ -134,10 +134,10 @@ def mixing_weights(worth: Tensor) -> Tensor:
     return positive / total if total > 0 else positive
 
 
-def explored(worth: Tensor, own: int, size: int, chance: float, draws: torch.Generator) -> Tensor:
+def explored(worth: Tensor, client: int, size: int, chance: float, draws: torch.Generator) -> Tensor:
     """The places of the models worth most, (size,), some of them replaced by chance."""
     order = torch.randperm(len(worth), generator=draws)
-    order = order[order != own] if len(order) > 1 else order
+    order = order[order != client] if len(order) > 1 else order
     num_random = int((torch.rand(size, generator=draws) < chance).sum())
     best = order[worth[order].sort(descending=True, stable=True).indices]
     kept = best[: size - num_random]

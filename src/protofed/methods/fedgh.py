@@ -96,6 +96,6 @@ def header_loss(model: Model, batch: Batch) -> Tensor:
 
 def pairs(means: dict[ClientId, Prototypes]) -> Data:
     """Class means and their classes, client by client in canonical order."""
-    own = [means[client] for client in sorted(means)]
-    label = [p.is_known.nonzero().flatten() for p in own]
-    return Data.of(torch.cat([p.mean[y] for p, y in zip(own, label, strict=True)]), torch.cat(label))
+    clients = [means[client] for client in sorted(means)]
+    label = [p.is_known.nonzero().flatten() for p in clients]
+    return Data.of(torch.cat([p.mean[y] for p, y in zip(clients, label, strict=True)]), torch.cat(label))

@@ -65,12 +65,12 @@ class FedMLP(PrototypeSharing[Levels]):
         classes = class_means.mean_over_owners(prototypes, previous.classes)
         return Levels(classes, semantic_prototypes(classes, self.temperature))
 
-    def prototype_loss(self, z: Tensor, batch: Batch, known: Levels) -> Tensor:
+    def prototype_loss(self, z: Tensor, batch: Batch, targets: Levels) -> Tensor:
         """The two regularisations by prototypes, per example, (B,)."""
-        is_known = known.classes.is_known
+        is_known = targets.classes.is_known
         label = torch.where(is_known, torch.arange(len(is_known), device=z.device), -1)
-        pull = contrast.pull(z, batch.y, known.classes.mean, is_known)
-        apart = contrast.cluster_contrast(z, batch.y, known.semantic, label, self.temperature)
+        pull = contrast.pull(z, batch.y, targets.classes.mean, is_known)
+        apart = contrast.cluster_contrast(z, batch.y, targets.semantic, label, self.temperature)
         return self.pull_weight * pull + self.semantic_weight * apart
 
     async def train(
@@ -84,8 +84,8 @@ class FedMLP(PrototypeSharing[Levels]):
         """The regularisation between tasks: how far predictions are from those of the received model."""
         with torch.no_grad():
             target = model.frozen(received).logits(batch.x).log_softmax(-1)
-        own = model.logits(batch.x).log_softmax(-1)
-        return self.retention_weight * batch.mean((target.exp() * (target - own)).sum(-1))
+        scores = model.logits(batch.x).log_softmax(-1)
+        return self.retention_weight * batch.mean((target.exp() * (target - scores)).sum(-1))
 
 
 def semantic_prototypes(classes: Prototypes, temperature: float) -> Tensor:

@@ -48,6 +48,7 @@ from protofed.methods.families import OwnWeights, PrototypeUpload
 from protofed.nn.networks import Model, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares
 from protofed.prototypes.kmeans import Partition, no_partition, partitioned
 from protofed.tree import Mean, Params, record
 
@@ -58,7 +59,7 @@ T = TypeVar("T")
 class Clusters:
     params: Params  # the extractor that each cluster trains from, entries (J, ...)
     prototypes: Prototypes  # what each cluster learns against, (J, C, D) and (J, C)
-    own: Prototypes  # what each cluster's clients sent, (J, C, D) and (J, C)
+    sent: Prototypes  # what each cluster's clients sent, (J, C, D) and (J, C)
     assignment: dict[ClientId, Tensor]  # (), the cluster of each client; −1 where it has none
     partition: Partition
 
@@ -114,13 +115,13 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     def round(self, state: Clusters, clients: Clients) -> Clusters:
         """A round, before which clients without a cluster join the nearest."""
         if any(state.assignment[client] < 0 for client in clients.ids):
-            found = {c: state.partition.nearest(p[None])[0] for c, p in self.described(state, clients).items()}
-            state = replace(state, assignment={**state.assignment, **found})
+            joined = {c: state.partition.nearest(p[None])[0] for c, p in self.described(state, clients).items()}
+            state = replace(state, assignment={**state.assignment, **joined})
         return super().round(state, clients)
 
     def described(self, state: Clusters, clients: Clients) -> dict[ClientId, Tensor]:
         """What clients without a cluster are clustered by, (C·D,)."""
-        like = entry(state.own, 0)
+        like = entry(state.sent, 0)
         uploads = clients.run(self.describe, lambda client: self.message_for(state, client), like)
         return {client: upload.mean.flatten() for client, upload in uploads if state.assignment[client] < 0}
 
@@ -138,30 +139,30 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     def message_for(self, state: Clusters, client: ClientId) -> ClusterMessage:
         cluster = int(state.assignment[client])
         if cluster < 0:
-            nothing = class_means.no_prototypes(*state.own.mean.shape[1:])
+            nothing = class_means.no_prototypes(*state.sent.mean.shape[1:])
             return ClusterMessage(mean_extractor(state), nothing, torch.tensor(False))
         params, prototypes = entry((state.params, state.prototypes), cluster)
         return ClusterMessage(params, prototypes, torch.tensor(True))
 
     def upload_spec(self, state: Clusters, server: ServerContext) -> PrototypeUpload:
-        params, prototypes = entry((state.params, state.own), 0)
+        params, prototypes = entry((state.params, state.sent), 0)
         return PrototypeUpload(params, prototypes, torch.tensor(0))
 
     def aggregate(self, state: Clusters, uploads: Uploads[PrototypeUpload], server: ServerContext) -> Clusters:
         """Means within clusters, steps 12 to 14 of Alg. 1, then between them, Eq. (5) to (8)."""
         count = len(state.partition.centres)
-        means, sent = [Mean() for _ in range(count)], [list[tuple[Prototypes, float]]() for _ in range(count)]
+        means, replies = [Mean() for _ in range(count)], [list[tuple[Prototypes, float]]() for _ in range(count)]
         for client, upload in uploads:
             cluster = int(state.assignment[client])
             if cluster >= 0:
                 weight = upload.num_examples.item() if self.intra_weighting == "examples" else 1.0
                 means[cluster].add(upload.params, weight)
-                sent[cluster].append((upload.prototypes, weight))
-        params = [means[j].value() if sent[j] else entry(state.params, j) for j in range(count)]
-        own = stacked([members_mean(sent[j], entry(state.own, j)) for j in range(count)])
-        shares = similarity_shares(own, self.rho, self.temperature)
+                replies[cluster].append((upload.prototypes, weight))
+        params = [means[j].value() if replies[j] else entry(state.params, j) for j in range(count)]
+        sent = stacked([members_mean(replies[j], entry(state.sent, j)) for j in range(count)])
+        shares = similarity_shares(sent, self.rho, self.temperature)
         mixed = stacked([weighted_mean(zip(params, row, strict=True)) for row in shares.tolist()])  # Eq. (8)
-        return replace(state, params=mixed, prototypes=blended_prototypes(own, shares), own=own)
+        return replace(state, params=mixed, prototypes=blended_prototypes(sent, shares), sent=sent)
 
     def init_memory(self, client: ClientContext, message: ClusterMessage) -> OwnWeights:
         return OwnWeights(matching(client.initial_params(), CLASSIFIER))
@@ -176,57 +177,22 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
         params, prototypes = await class_means.fit_with_prototypes(
             client, Objective(self.loss), start, (message.prototypes,), self.prototype_mode
         )
-        sent = class_means.ownership(prototypes)
-        upload = PrototypeUpload(without(params, CLASSIFIER), sent, client.num_examples)
+        means = class_means.ownership(prototypes)
+        upload = PrototypeUpload(without(params, CLASSIFIER), means, client.num_examples)
         return Reply(upload, OwnWeights(matching(params, CLASSIFIER)))
 
-    def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+    def loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
         """The local objective, Eq. (4)."""
         z = model.features(batch.x)
         cross_entropy = batch.cross_entropy(model.scores(z))
-        return self.cross_entropy_weight * cross_entropy + self.pull_weight * prototype_distance(z, batch, known)
+        return self.cross_entropy_weight * cross_entropy + self.pull_weight * prototype_distance(z, batch, prototypes)
 
 
-def prototype_distance(z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+def prototype_distance(z: Tensor, batch: Batch, prototypes: Prototypes) -> Tensor:
     """L_p in Eq. (3): Σ over the batch's classes of the distance from their mean to their prototype."""
-    own = class_means.class_sums(z, batch.y, batch.weight, len(known.count)).prototypes()
-    squares = (own.mean - known.mean.detach()).square().sum(-1)  # (C,)
-    return ((squares + 1e-12).sqrt() * (own.is_known & known.is_known)).sum()
-
-
-def members_mean(sent: list[tuple[Prototypes, float]], previous: Prototypes) -> Prototypes:
-    """A cluster's prototypes: the weighted mean over the members that own each class; a class without one stays."""
-    total = torch.zeros_like(previous.mean, dtype=torch.float64)
-    weights, owners = torch.zeros_like(previous.count, dtype=torch.float64), torch.zeros_like(previous.count)
-    for prototypes, weight in sent:
-        total += weight * prototypes.mean.double() * prototypes.is_known[:, None]
-        weights += weight * prototypes.is_known
-        owners += prototypes.is_known
-    mean = (total / weights.where(weights > 0, 1.0)[:, None]).to(previous.mean.dtype)
-    is_new = weights > 0
-    return Prototypes(torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, owners, previous.count))
-
-
-def similarity_shares(own: Prototypes, rho: Literal["cosine", "softmax"], temperature: float) -> Tensor:
-    """ρ in Eq. (5) and (6), (J, J), float64: what each cluster (a row) takes from each; rows sum to 1."""
-    mean = own.mean.double()
-    is_shared = own.is_known[:, None] & own.is_known  # (J, J, C)
-    products = (torch.einsum("jcd,kcd->jkc", mean, mean) * is_shared).sum(-1)  # (J, J)
-    squares = (mean.square().sum(-1)[:, None] * is_shared).sum(-1)  # (J, J), of a row's classes shared with a column
-    cosines = products / (squares * squares.T).sqrt().clamp(min=1e-16)
-    itself = torch.eye(len(mean), dtype=torch.bool)
-    cosines = torch.where(itself, 1.0, cosines.clamp(min=0))
-    if rho == "cosine":
-        return cosines / cosines.sum(-1, keepdim=True)
-    return torch.where(is_shared.any(-1) | itself, cosines / temperature, -torch.inf).softmax(-1)
-
-
-def blended_prototypes(own: Prototypes, shares: Tensor) -> Prototypes:
-    """What each cluster learns against, Eq. (7), over the clusters that have the class."""
-    weights = shares[:, :, None] * own.is_known  # (J, J, C)
-    total = weights.sum(1)  # (J, C)
-    mean = torch.einsum("jkc,kcd->jcd", weights, own.mean.double()) / total.where(total > 0, 1.0)[..., None]
-    return Prototypes(mean.to(own.mean.dtype), ((weights > 0) * own.count).sum(1))
+    batch_means = class_means.class_sums(z, batch.y, batch.weight, len(prototypes.count)).prototypes()
+    squares = (batch_means.mean - prototypes.mean.detach()).square().sum(-1)  # (C,)
+    return ((squares + 1e-12).sqrt() * (batch_means.is_known & prototypes.is_known)).sum()
 
 
 # ---- a model for everyone, in two readings
@@ -252,7 +218,7 @@ def global_model(state: Clusters, memories: Mapping[ClientId, OwnWeights]) -> Pa
 def global_prototypes(state: Clusters) -> Prototypes:
     """The mean of the clusters' prototypes by the numbers of clients behind them, which the mean extractor's features
     are compared with by `contrast.nearest`."""
-    weights = state.own.count.double()  # (J, C)
-    count = state.own.count.sum(0)
-    mean = (weights[..., None] * state.own.mean.double()).sum(0) / count.clamp(min=1)[:, None]
-    return Prototypes(mean.to(state.own.mean.dtype), count)
+    weights = state.sent.count.double()  # (J, C)
+    count = state.sent.count.sum(0)
+    mean = (weights[..., None] * state.sent.mean.double()).sum(0) / count.clamp(min=1)[:, None]
+    return Prototypes(mean.to(state.sent.mean.dtype), count)

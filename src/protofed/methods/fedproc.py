@@ -70,15 +70,15 @@ class FedProc(PrototypeSharing[Prototypes]):
             prototypes = class_means.ownership(prototypes)
         return Reply(PrototypeUpload(params, prototypes, client.num_examples), memory)
 
-    def shared_loss(self, model: Model, batch: Batch, known: Prototypes, share: Tensor) -> Tensor:
+    def shared_loss(self, model: Model, batch: Batch, targets: Prototypes, share: Tensor) -> Tensor:
         """The local objective: α times the contrast and 1 − α times cross-entropy."""
         z = model.features(batch.x)  # (B, D)
-        own_share = share * known.is_known[batch.y]  # (B,)
+        alpha = share * targets.is_known[batch.y]  # (B,)
         cross_entropy = F.cross_entropy(model.scores(z), batch.y, reduction="none")
-        return batch.mean((1 - own_share) * cross_entropy + own_share * self.prototype_loss(z, batch, known))
+        return batch.mean((1 - alpha) * cross_entropy + alpha * self.prototype_loss(z, batch, targets))
 
-    def prototype_loss(self, z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+    def prototype_loss(self, z: Tensor, batch: Batch, targets: Prototypes) -> Tensor:
         """The global prototypical contrast: −log softmax of the cosines to the prototypes, (B,)."""
-        classes = torch.arange(len(known.count), device=z.device)
-        label = torch.where(known.is_known, classes, -1)
-        return contrast.cluster_contrast(z, batch.y, known.mean, label, temperature=1.0)
+        classes = torch.arange(len(targets.count), device=z.device)
+        label = torch.where(targets.is_known, classes, -1)
+        return contrast.cluster_contrast(z, batch.y, targets.mean, label, temperature=1.0)

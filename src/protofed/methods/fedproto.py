@@ -72,10 +72,10 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
         )
         return Reply(class_means.ownership(prototypes), OwnWeights(params))
 
-    def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+    def loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
         """The local objective, Eq. (7)."""
         z = model.features(batch.x)
-        pull = contrast.pull(z, batch.y, known.mean, known.is_known)
+        pull = contrast.pull(z, batch.y, prototypes.mean, prototypes.is_known)
         return batch.cross_entropy(model.scores(z)) + self.pull_weight * batch.mean(pull)
 
     def predict(self, model: Model, x: Tensor, message: Prototypes, memory: OwnWeights | None) -> Tensor:

@@ -41,6 +41,6 @@ class FedProtoAvg(PrototypeSharing[Prototypes]):
         """Global prototypes, Eq. (6) without weights."""
         return class_means.mean_over_owners(prototypes, previous)
 
-    def prototype_loss(self, z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+    def prototype_loss(self, z: Tensor, batch: Batch, targets: Prototypes) -> Tensor:
         """The regulariser of Eq. (7)."""
-        return self.pull_weight * contrast.pull(z, batch.y, known.mean, known.is_known)
+        return self.pull_weight * contrast.pull(z, batch.y, targets.mean, targets.is_known)

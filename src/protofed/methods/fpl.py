@@ -91,21 +91,21 @@ class FPL(PrototypeSharing[Targets]):
         count = torch.where(owners > 0, owners, previous.consistent.count)
         return Targets(torch.cat(clusters), torch.tensor(label, dtype=torch.int64), Prototypes(consistent, count))
 
-    def of_class(self, own: Tensor) -> tuple[Tensor, Tensor]:
+    def of_class(self, prototypes: Tensor) -> tuple[Tensor, Tensor]:
         """What one class's client prototypes (N, D) are made into: contrasted (J, D) and consistent (D,)."""
-        partition = finch(own)[-1 if self.finch_level == "last" else 0]
-        clusters = cluster_means(own, partition)  # Eq. (4) and (5)
-        plain = own.double().mean(0)  # Eq. (3)
+        partition = finch(prototypes)[-1 if self.finch_level == "last" else 0]
+        clusters = cluster_means(prototypes, partition)  # Eq. (4) and (5)
+        plain = prototypes.double().mean(0)  # Eq. (3)
         contrasted = clusters if self.contrast_with == "clusters" else plain[None]
         consistent = clusters.mean(0) if self.consistent_with == "unbiased" else plain  # Eq. (6)
-        return contrasted.to(own.dtype), consistent.to(own.dtype)
+        return contrasted.to(prototypes.dtype), consistent.to(prototypes.dtype)
 
-    def prototype_loss(self, z: Tensor, batch: Batch, known: Targets) -> Tensor:
+    def prototype_loss(self, z: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """What the prototypes add to the objective of Eq. (12)."""
         loss = torch.zeros_like(batch.weight)
         if self.contrast:
-            loss = loss + cluster_contrast(z, batch.y, known.clusters, known.label, self.temperature)
+            loss = loss + cluster_contrast(z, batch.y, targets.clusters, targets.label, self.temperature)
         if self.consistency:
-            target = known.consistent
+            target = targets.consistent
             loss = loss + pull(z, batch.y, target.mean, target.is_known, self.consistency_reduction)
         return loss

@@ -19,14 +19,14 @@ def first_neighbours(points: Tensor) -> Tensor:
     if len(unit) <= BLOCK:
         return nearest(unit, torch.arange(len(unit)), 0, len(unit))[1]
     best = unit.new_full((len(unit),), -torch.inf)
-    found = torch.zeros(len(unit), dtype=torch.int64)
+    neighbours = torch.zeros(len(unit), dtype=torch.int64)
     for block, is_possible in enumerate(possible_blocks(unit.float()).unbind(1)):
         rows = (is_possible & (best < 1)).nonzero().squeeze(1)  # no later block can beat a cosine of 1
         for part in torch.split(rows, TILE):
             value, neighbour = nearest(unit, part, block * BLOCK, (block + 1) * BLOCK)
             is_new = value > best[part]
-            best[part[is_new]], found[part[is_new]] = value[is_new], neighbour[is_new]
-    return found
+            best[part[is_new]], neighbours[part[is_new]] = value[is_new], neighbour[is_new]
+    return neighbours
 
 
 def nearest(unit: Tensor, rows: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:

@@ -88,8 +88,8 @@ def kmeans(points: Tensor, num_clusters: int, generator: torch.Generator, restar
     if not 1 <= num_clusters <= len(points):
         raise ValueError(f"{len(points)} points cannot form {num_clusters} clusters")
     points = points.double()
-    found = [_settled(points, _spread(points, num_clusters, generator)) for _ in range(restarts)]
-    return _numbered(min(found, key=lambda labels: within(points, labels)))
+    partitions = [_converged(points, _spread(points, num_clusters, generator)) for _ in range(restarts)]
+    return _numbered(min(partitions, key=lambda labels: within(points, labels)))
 
 
 def _numbered(labels: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def _spread(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return points[chosen]
 
 
-def _settled(points: Tensor, centres: Tensor) -> Tensor:
+def _converged(points: Tensor, centres: Tensor) -> Tensor:
     """The clusters (N,) that no further move of the centres changes."""
     labels = assigned(points, centres)
     for _ in range(MAX_STEPS):

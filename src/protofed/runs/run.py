@@ -19,6 +19,7 @@ from protofed.runs.runner import Observer, execute
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder
 from protofed.tasks import TASKS
+from protofed.transforms.chain import UploadSettings
 
 
 def run(
@@ -40,6 +41,7 @@ def run(
     seed: int = 0,
     evaluate_every: int = 1,
     evaluate_clients_every: int = 0,
+    uploads: UploadSettings = UploadSettings(),  # noqa: B008, immutable
     runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
     resume: bool = False,
@@ -51,7 +53,7 @@ def run(
     """Runs a method on a task. Returns the metrics of every round and the final state.
 
     With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. For the
-    meaning of the other arguments see `Training`, `RuntimeSettings` and `execute`.
+    meaning of the other arguments see `Training`, `UploadSettings`, `RuntimeSettings` and `execute`.
     """
     training = Training(
         rounds=rounds,
@@ -76,6 +78,7 @@ def run(
         runtime=checked(RuntimeSettings(name=runtime) if isinstance(runtime, str) else runtime),  # type: ignore[arg-type]
         evaluation=checked(EvaluationSettings(every=evaluate_every, clients=evaluate_clients_every)),
         saving=checked(SavingSettings(on_error=on_save_error)),
+        uploads=checked(uploads),
     )
     run_folder = RunFolder(Path(folder).absolute()) if folder is not None else None
     return execute(

@@ -215,7 +215,7 @@ def check_inputs_are_left_alone(method: Method[Any, Any, Any, Any]) -> None:
 
 def check_no_hidden_state(method: Method[Any, Any, Any, Any]) -> None:
     kind: Any = type(method)
-    assert dataclasses.is_dataclass(kind), f"{kind.__name__} is not a dataclass"
+    assert hasattr(kind, "__dataclass_fields__"), f"{kind.__name__} is not a dataclass"
     assert kind.__dataclass_params__.frozen, f"{kind.__name__} is not frozen"
     hash(method)
     own, shared = copy.deepcopy(vars(method)), dict(vars(kind))

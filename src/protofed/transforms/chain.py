@@ -11,7 +11,7 @@ from torch import Tensor
 from protofed import tree
 from protofed.api.roles import Count, Label, roles
 from protofed.api.task import ClientId
-from protofed.transforms.stage import STAGES, Stage
+from protofed.transforms.stage import ClipToMedian, Stage
 from protofed.tree import Tree
 
 Uploads = Iterator[tuple[ClientId, Tree]]
@@ -48,23 +48,19 @@ def _rounded(leaf: Tensor, role: object) -> Tensor:
     return leaf.to(torch.bfloat16) if is_number else leaf
 
 
-TransformName = Literal["bfloat16"]
-StageName = Literal["clip_to_median"]
-TRANSFORMS: dict[TransformName, Callable[[], UploadTransform]] = {"bfloat16": Bfloat16}
-
-
 @dataclass(frozen=True)
 class UploadSettings:
     """What happens to uploads on their way to the method. Nothing by default, bit for bit."""
 
-    transforms: tuple[TransformName, ...] = ()
-    """Encodings, the first one first at the client: `bfloat16` halves the bytes."""
-    stages: tuple[StageName, ...] = ()
-    """What sees all uploads of a round before the method does: `clip_to_median` bounds how far one may go."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What numbers travel in: bfloat16 halves the bytes. Counts and labels are never rounded."""
+    clip: Literal["none", "median"] = "none"
+    """How far a client's weights may go from those that it received: `median` scales longer ways down to the median of
+    the round. All uploads of a round are then in memory at once."""
 
     def pipeline(self) -> "UploadPipeline":
-        chain = tuple(TRANSFORMS[name]() for name in self.transforms)
-        return UploadPipeline(chain, tuple(STAGES[name]() for name in self.stages))
+        transforms: tuple[UploadTransform, ...] = (Bfloat16(),) if self.precision == "bfloat16" else ()
+        return UploadPipeline(transforms, (ClipToMedian(),) if self.clip == "median" else ())
 
 
 @dataclass(frozen=True)

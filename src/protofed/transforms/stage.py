@@ -14,13 +14,15 @@ from torch import Tensor
 from protofed import tree
 from protofed.api.roles import Weights, roles
 from protofed.api.task import ClientId
-from protofed.errors import RunFailed
 from protofed.tree import Params, Tree
 
 Accepted = list[tuple[ClientId, Tree]]
 
 
 class Stage(Protocol):
+    def refusal(self, like: Tree) -> str | None:
+        """Why uploads like this one are not for this stage; None if they are."""
+
     def cleaned(self, uploads: Accepted, message_for: Callable[[ClientId], Tree]) -> Accepted:
         """The uploads that the method reads, in the same order; as many or fewer."""
 
@@ -28,7 +30,13 @@ class Stage(Protocol):
 class ClipToMedian:
     """A client's weights go no further from those that it received than the median client's of the round."""
 
+    def refusal(self, like: Tree) -> str | None:
+        has_weights = any(isinstance(role, Weights) for role in roles(like).values())
+        return None if has_weights else 'uploads.clip = "median" is for methods that send weights: set it to "none"'
+
     def cleaned(self, uploads: Accepted, message_for: Callable[[ClientId], Tree]) -> Accepted:
+        if not any(isinstance(role, Weights) for _, upload in uploads for role in roles(upload).values()):
+            return uploads  # nothing to clip, as in an exchange of losses
         received = [_params(message_for(client)) for client, _ in uploads]
         lengths = [_length(upload, start) for (_, upload), start in zip(uploads, received, strict=True)]
         limit = median(lengths) if lengths else 0.0
@@ -46,14 +54,11 @@ def _params(message: Tree) -> Params:
 def _weights(upload: Tree, received: Params) -> dict[str, Tensor]:
     """By path, the weights of an upload that the client was sent before."""
     leaves, role_of = tree.named_leaves(upload), roles(upload)
-    common = {
+    return {
         path: leaf
         for path, leaf in leaves.items()
         if isinstance(role_of.get(path), Weights) and path.rpartition("/")[2] in received and leaf.is_floating_point()
     }
-    if not common:
-        raise RunFailed('uploads.stages = "clip_to_median" is for methods that send weights, and this one sends none')
-    return common
 
 
 def _length(upload: Tree, received: Params) -> float:
@@ -74,6 +79,3 @@ def _scaled(upload: Tree, received: Params, share: float) -> Tree:
 
     leaves: Sequence[Tensor] = [moved(path, leaf) for path, leaf in tree.named_leaves(upload).items()]
     return tree.with_leaves(upload, leaves)
-
-
-STAGES: dict[str, Callable[[], Stage]] = {"clip_to_median": ClipToMedian}

@@ -34,12 +34,13 @@ from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runtimes.base import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
+from protofed.transforms.chain import UploadSettings
 
 T = TypeVar("T")
 
 NO_IMPORTS = Importer()
 
-HASHED = ("task", "method", "training")
+HASHED = ("task", "method", "training", "uploads")
 """Sections that change what is trained."""
 
 
@@ -51,6 +52,7 @@ class Config:
     runtime: RuntimeSettings
     evaluation: EvaluationSettings
     saving: SavingSettings = field(default_factory=SavingSettings)
+    uploads: UploadSettings = field(default_factory=UploadSettings)
     user_code: str = ""
     """A digest of the files that define a method or task of the user's own."""
 
@@ -79,7 +81,9 @@ class Config:
         with collected(messages):
             runtime = self.runtime.build(task, self.training, alone)
         with collected(messages):
-            federation = Federation(self.method, task, self.training, runtime, name=self.identity)
+            federation = Federation(
+                self.method, task, self.training, runtime, uploads=self.uploads.pipeline(), name=self.identity
+            )
         if messages:
             raise BadInput("\n".join(messages))
         return Experiment(

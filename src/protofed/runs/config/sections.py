@@ -3,6 +3,7 @@
 [task]        name, and the settings of the task; a name may be `module:Class` for one of the user's own
 [method]      name, and the hyper-parameters of the method; likewise
 [training]    rounds, epochs, batch_size, fraction, minimum_replies, seed and others, and [training.optimizer]
+[uploads]     precision, clip
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
 [saving]      on_error
@@ -24,6 +25,7 @@ from protofed.runs.config.schema import Problem, Problems, field_names, filled, 
 from protofed.runs.config.toml import Table
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
+from protofed.transforms.chain import UploadSettings
 
 T = TypeVar("T")
 
@@ -94,6 +96,7 @@ SECTIONS: dict[str, Section] = {
         keys=lambda table, registries: _training_keys(table),
         recorded=lambda training: {**settings(training), "optimizer": named_table(OPTIMIZERS, training.optimizer)},
     ),
+    "uploads": _plain("uploads", UploadSettings),
     "runtime": _plain("runtime", RuntimeSettings),
     "evaluation": _plain("evaluation", EvaluationSettings),
     "saving": _plain("saving", SavingSettings),

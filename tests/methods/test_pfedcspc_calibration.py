@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.methods._shared.losses import known_cross_entropy
-from protofed.prototypes.calibration import (
+from protofed.methods.pfedcspc.calibration import (
     STRENGTHS,
     Pool,
     augmented,
@@ -21,8 +21,8 @@ from protofed.prototypes.calibration import (
     schedule,
     weighted_contrast,
 )
+from protofed.methods.pfedcspc.sampling import Slots
 from protofed.prototypes.class_means import Prototypes, no_prototypes
-from protofed.prototypes.sampling import Slots
 
 
 def pool_of(label: list[int], client: list[int], mean: Tensor | None = None) -> Pool:

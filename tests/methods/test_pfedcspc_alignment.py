@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from protofed.methods._shared.models import own_statistics
+from protofed.methods.pfedcspc.alignment import angle_loss, edge_loss, node_loss
 from protofed.nn.networks import Networks
-from protofed.prototypes.alignment import angle_loss, edge_loss, node_loss
 from protofed.prototypes.class_means import Prototypes
 
 

@@ -7,11 +7,11 @@ from torch import Tensor
 from protofed.api.contexts import ServerContext
 from protofed.api.requests import Objective
 from protofed.data.batches import Data
+from protofed.methods.pfedcspc.sampling import Slots
 from protofed.nn.precision import product
 from protofed.optim.optimizers import Sgd
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.contrast import ABSENT, EPS
-from protofed.prototypes.sampling import Slots
 from protofed.tree import Params, Tree, record
 
 STRENGTHS = (0.1, 0.3, 0.5)
@@ -45,9 +45,9 @@ def pooled(slots: list[Slots], num_classes: int) -> Pool:
     """The prototypes that exist, client by client."""
     per_class = len(slots[0].count) // num_classes
     label = torch.arange(num_classes).repeat_interleave(per_class)
-    exists = [own.count > 0 for own in slots]
+    exists = [client.count > 0 for client in slots]
     return Pool(
-        torch.cat([own.mean[e] for own, e in zip(slots, exists, strict=True)]),
+        torch.cat([client.mean[e] for client, e in zip(slots, exists, strict=True)]),
         torch.cat([label[e] for e in exists]),
         torch.cat([torch.full((int(e.sum()),), k) for k, e in enumerate(exists)]),
     )
@@ -63,13 +63,13 @@ def drawn_partners(pool: Pool, count: int, generator: torch.Generator) -> Partne
     other = torch.empty_like(same)
     for k in range(int(pool.client.max()) + 1):
         rows = (pool.client == k).nonzero().squeeze(1)  # (R,)
-        own = pool.label[rows]
-        is_same = own[:, None] == own
+        labels = pool.label[rows]
+        is_same = labels[:, None] == labels
         same[rows] = rows[_drawn(is_same & ~torch.eye(len(rows), dtype=torch.bool), count, generator)]
         if is_same.all():
-            elsewhere = (pool.label != own[0]).expand(len(rows), -1)
-            found = _drawn(elsewhere, count, generator)
-            other[rows] = found if elsewhere.any() else rows[:, None].expand(-1, count)
+            elsewhere = (pool.label != labels[0]).expand(len(rows), -1)
+            drawn = _drawn(elsewhere, count, generator)
+            other[rows] = drawn if elsewhere.any() else rows[:, None].expand(-1, count)
         else:
             other[rows] = rows[_drawn(~is_same, count, generator)]
     strengths = torch.tensor(STRENGTHS)

@@ -37,10 +37,10 @@ def sampled_prototypes(
     mean = slots.mean.view(num_classes, clusters, repeats, -1)
     count = slots.count.view(num_classes, clusters, repeats)
     for c in sorted(set(y.tolist())):
-        own = z[y == c]
-        labels = kmeans(own, min(clusters, len(own)), generator, restarts=1)  # Eq. (8)
+        features = z[y == c]
+        labels = kmeans(features, min(clusters, len(features)), generator, restarts=1)  # Eq. (8)
         for j in sorted(set(labels.tolist())):
             for t in range(repeats):
-                mean[c, j, t] = sampled_mean(own[labels == j], share, generator)
+                mean[c, j, t] = sampled_mean(features[labels == j], share, generator)
             count[c, j] = 1
     return slots

@@ -55,56 +55,19 @@ from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.models import HEAD, features, own_statistics, server_embedding
 from protofed.methods.families import base_errors, published
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.pfedcspc import alignment, calibration, sampling
+from protofed.methods.pfedcspc.calibration import Partners, Pool
+from protofed.methods.pfedcspc.records import Guidance, Kept, Knowledge, Published, SampledUpload
+from protofed.methods.pfedcspc.sampling import Slots
 from protofed.nn.networks import Model, Parts, matching, without
 from protofed.optim.optimizers import Optimizer
-from protofed.prototypes import alignment, calibration, class_means, sampling
-from protofed.prototypes.calibration import Partners, Pool
+from protofed.prototypes import class_means
 from protofed.prototypes.class_means import Prototypes
-from protofed.prototypes.sampling import Slots
 from protofed.seeds import generator
-from protofed.tree import Params, Tree, record
+from protofed.tree import Params, Tree
 
 Share = Annotated[float, Interval(ge=0, le=1)]
 Count = Annotated[int, Ge(1)]
-
-
-@record
-class Knowledge:
-    """What the server knows."""
-
-    base: Tree  # the server's record of the base method
-    head: Params  # the calibrated projection and classifier
-    prototypes: Prototypes  # the global prototypes, (C, D)
-    exemplars: Prototypes  # the exemplars, (C, P) with P the size of what the classifier reads
-    encoders: Params  # (K, ...), of the K clients of the last round; nothing without personal initialisation
-    mixing: dict[ClientId, Tensor]  # (K,) for each client, zeros for one that was not in the last round
-
-
-@record
-class Guidance:
-    """What a client receives."""
-
-    base: Tree  # the message of the base method
-    prototypes: Prototypes
-
-
-@record
-class Published(Guidance):
-    """What the public model predicts with."""
-
-    exemplars: Prototypes
-
-
-@record
-class Kept:
-    base: Tree  # the memory of the base method
-    params: Params  # the weights trained last; nothing in the global variant
-
-
-@record
-class SampledUpload:
-    base: Tree  # the upload of the base method
-    prototypes: Slots
 
 
 @dataclass(frozen=True)
@@ -321,5 +284,5 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
         logits = model.classifier(z)
         if not isinstance(message, Published) or not self.knowledge_weight:
             return logits
-        known = calibration.knowledge(z, message.exemplars, self.temperature)
-        return (1 - self.knowledge_weight) * logits.softmax(-1) + self.knowledge_weight * known
+        knowledge = calibration.knowledge(z, message.exemplars, self.temperature)
+        return (1 - self.knowledge_weight) * logits.softmax(-1) + self.knowledge_weight * knowledge

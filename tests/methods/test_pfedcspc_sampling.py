@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from protofed.methods.pfedcspc.sampling import empty_slots, sampled_mean, sampled_prototypes
 from protofed.prototypes.class_means import class_sums
-from protofed.prototypes.sampling import empty_slots, sampled_mean, sampled_prototypes
 
 
 def draws(seed: int = 0) -> torch.Generator:

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
@@ -35,22 +34,22 @@ from protofed.api.method import Method, NonNegative, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods._shared.decoupling import with_decoupling
 from protofed.methods._shared.models import CLASSIFIER, embedded
 from protofed.methods.families import OwnWeights, PrototypeUpload, WeightsAndPrototypes
+from protofed.methods.fedseproto.losses import balanced_pull, divergence, preference, shared_information
+from protofed.methods.fedseproto.networks import with_decoupling
 from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
-from protofed.prototypes.contrast import pull
 from protofed.tree import Mean, Params
 
 DECOUPLING: Patterns = ("semantic.*", "domain.*", "decoder.*")
 
-Known = WeightsAndPrototypes[Prototypes]
+Shared = WeightsAndPrototypes[Prototypes]
 
 
 @dataclass(frozen=True)
-class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
+class FedSeProto(Method[Shared, Shared, OwnWeights, PrototypeUpload]):
     tags = ("core", "global", "prototype", "heterogeneous")
     distillation_weight: NonNegative = 0.1
     """α in Eq. (15): the weight of the distillation."""
@@ -83,39 +82,39 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         return with_decoupling(spec, spec.model(client))
 
-    def init_server(self, server: ServerContext) -> Known:
+    def init_server(self, server: ServerContext) -> Shared:
         params = server.initial_params()
         prototypes = class_means.no_prototypes(server.num_classes, len(params["semantic.weight"]))
         return WeightsAndPrototypes(without(params, self.stays), prototypes)
 
-    def message_for(self, state: Known, client: ClientId) -> Known:
+    def message_for(self, state: Shared, client: ClientId) -> Shared:
         return state
 
-    def public(self, state: Known) -> tuple[Params, Known] | None:
+    def public(self, state: Shared) -> tuple[Params, Shared] | None:
         return (state.params, state) if self.shares == "weights" else None
 
-    def upload_spec(self, state: Known, server: ServerContext) -> PrototypeUpload:
+    def upload_spec(self, state: Shared, server: ServerContext) -> PrototypeUpload:
         return PrototypeUpload(state.params, state.prototypes, torch.tensor(0))
 
-    def aggregate(self, state: Known, uploads: Uploads[PrototypeUpload], server: ServerContext) -> Known:
+    def aggregate(self, state: Shared, uploads: Uploads[PrototypeUpload], server: ServerContext) -> Shared:
         """The global model, Eq. (16), and the global prototypes, Eq. (3)."""
-        mean, prototypes = Mean(), []
+        mean, sent = Mean(), []
         for _, upload in uploads:
             mean.add(upload.params, upload.num_examples.item())
-            prototypes.append(upload.prototypes)
+            sent.append(upload.prototypes)
         params = mean.value() if self.shares == "weights" else state.params
-        return WeightsAndPrototypes(params, class_means.mean_over_owners(prototypes, state.prototypes))
+        return WeightsAndPrototypes(params, class_means.mean_over_owners(sent, state.prototypes))
 
     # ---- the client's half
 
-    def init_memory(self, client: ClientContext, message: Known) -> OwnWeights:
+    def init_memory(self, client: ClientContext, message: Shared) -> OwnWeights:
         return OwnWeights(matching(client.initial_params(), self.stays))
 
-    def local_weights(self, message: Known, memory: OwnWeights) -> Params:
+    def local_weights(self, message: Shared, memory: OwnWeights) -> Params:
         return {**message.params, **memory.params}
 
     async def train(
-        self, client: ClientContext, message: Known, memory: OwnWeights
+        self, client: ClientContext, message: Shared, memory: OwnWeights
     ) -> Reply[PrototypeUpload, OwnWeights]:
         params = await self.trained(client, self.local_weights(message, memory), message.prototypes)
         sums = await client.total(semantic_sums, params, (torch.zeros(client.num_classes),))
@@ -124,32 +123,32 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
         upload = PrototypeUpload(without(params, self.stays), prototypes, num_examples)
         return Reply(upload, OwnWeights(matching(params, self.stays)))
 
-    async def trained(self, client: ClientContext, params: Params, known: Prototypes) -> Params:
+    async def trained(self, client: ClientContext, params: Params, prototypes: Prototypes) -> Params:
         """The weights after both phases of Sec. 3.3.2: the basic model learns, then features are taken apart."""
         phases = (Objective(self.basic_loss, freezes=DECOUPLING), Objective(self.loss, freezes=CLASSIFIER))
         if self.phase_mode == "joint":
-            return await client.fit(Objective(self.joint_loss), params=params, context=(known,))
+            return await client.fit(Objective(self.joint_loss), params=params, context=(prototypes,))
         if self.phase_mode == "batch":
-            return await client.fit(*phases, params=params, context=(known,))
+            return await client.fit(*phases, params=params, context=(prototypes,))
         turns, epochs = (client.epochs, 1) if self.phase_mode == "epoch" else (1, client.epochs)
         for phase in phases * turns:
-            params = await client.fit(phase, params=params, context=(known,), epochs=epochs)
+            params = await client.fit(phase, params=params, context=(prototypes,), epochs=epochs)
         return params
 
-    def basic_loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+    def basic_loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
         """The first phase: the classifier learns on general features."""
         return batch.cross_entropy(model.classifier(embedded(model, batch.x)))
 
-    def loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+    def loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
         """The second phase: L of Eq. (15)."""
-        return self.decoupled(model, embedded(model, batch.x), batch, known)
+        return self.decoupled(model, embedded(model, batch.x), batch, prototypes)
 
-    def joint_loss(self, model: Model, batch: Batch, known: Prototypes) -> Tensor:
+    def joint_loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
         """Both phases at once, in one pass."""
         z = embedded(model, batch.x)
-        return batch.cross_entropy(model.classifier(z)) + self.decoupled(model, z, batch, known)
+        return batch.cross_entropy(model.classifier(z)) + self.decoupled(model, z, batch, prototypes)
 
-    def decoupled(self, model: Model, z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
+    def decoupled(self, model: Model, z: Tensor, batch: Batch, prototypes: Prototypes) -> Tensor:
         """L_CE of Eq. (14) and the terms that are on, Eq. (15); no gradient reaches the classifier."""
         head = model.frozen(matching(model.params, CLASSIFIER)).classifier
         semantic, domain = model.semantic(z), model.domain(z)  # (B, D)
@@ -162,37 +161,12 @@ class FedSeProto(Method[Known, Known, OwnWeights, PrototypeUpload]):
             rebuilt = model.decoder(torch.cat([semantic, domain], -1))
             loss = loss + self.information_weight * batch.mean(shared_information(semantic, domain, batch.x, rebuilt))
         if self.alignment:
-            loss = loss + self.prototype_weight * balanced_pull(semantic, batch, known)
+            loss = loss + self.prototype_weight * balanced_pull(semantic, batch, prototypes)
         return loss
 
-    def predict(self, model: Model, x: Tensor, message: Known, memory: OwnWeights | None) -> Tensor:
+    def predict(self, model: Model, x: Tensor, message: Shared, memory: OwnWeights | None) -> Tensor:
         """The classifier on semantic features."""
         return model.classifier(model.semantic(embedded(model, x)))
-
-
-def shared_information(semantic: Tensor, domain: Tensor, x: Tensor, rebuilt: Tensor) -> Tensor:
-    """A bound of the mutual information of semantic and domain features, per example, (B,), Eq. (10)."""
-    lengths = semantic.square().mean(-1) / 2 + domain.square().mean(-1) / 2
-    return lengths + (x - rebuilt).square().flatten(1).mean(-1)
-
-
-def divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """s₁ or s₂ of Eq. (11): KL(teacher ‖ student) of two (B, C) of logits, per example; no gradient to the teacher."""
-    wanted, found = teacher.detach().log_softmax(-1), student.log_softmax(-1)
-    return F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1)
-
-
-def preference(kept: Tensor, lost: Tensor) -> Tensor:
-    """Small where the first divergence is below the second, Eq. (11) with its sign turned."""
-    return F.softplus(kept - lost)
-
-
-def balanced_pull(z: Tensor, batch: Batch, known: Prototypes) -> Tensor:
-    """The squared distance to the own class's prototype, every class of the batch counting alike, Eq. (13)."""
-    distance = pull(z, batch.y, known.mean, known.is_known)  # (B,)
-    of_class = class_means.class_sums(distance[:, None], batch.y, batch.weight, len(known.count)).prototypes()
-    counts = of_class.is_known & known.is_known  # (C,)
-    return (of_class.mean[:, 0] * counts).sum() / counts.sum().clamp(min=1)
 
 
 def semantic_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:

@@ -27,8 +27,8 @@ def angle_loss(z: Tensor, y: Tensor, weight: Tensor, prototypes: Prototypes) -> 
     expected, expected_apart = _directions(prototypes.mean.detach()[y])
     pair = _counted_pairs(y, weight, prototypes) * apart * expected_apart  # (B, B)
     triple = pair[:, :, None] * pair[:, None, :] * (y[:, None] != y)  # (B, B, B), the corner of the angle first
-    found, wanted = towards @ towards.mT, expected @ expected.mT  # (B, B, B), cosines
-    return _mean((found - wanted).abs(), triple)
+    cosines, expected_cosines = towards @ towards.mT, expected @ expected.mT  # (B, B, B), cosines
+    return _mean((cosines - expected_cosines).abs(), triple)
 
 
 def edge_loss(z: Tensor, y: Tensor, weight: Tensor, prototypes: Prototypes) -> Tensor:
@@ -37,10 +37,10 @@ def edge_loss(z: Tensor, y: Tensor, weight: Tensor, prototypes: Prototypes) -> T
     Both kinds of distances are relative to their mean, and the difference is a smooth L1.
     """
     pair = _counted_pairs(y, weight, prototypes)
-    found, wanted = _distances(z), _distances(prototypes.mean.detach()[y])  # (B, B)
-    found = found / _mean(found, pair).clamp(min=APART)
-    wanted = wanted / _mean(wanted, pair).clamp(min=APART)
-    return _mean(F.smooth_l1_loss(found, wanted, reduction="none"), pair)
+    distances, expected = _distances(z), _distances(prototypes.mean.detach()[y])  # (B, B)
+    distances = distances / _mean(distances, pair).clamp(min=APART)
+    expected = expected / _mean(expected, pair).clamp(min=APART)
+    return _mean(F.smooth_l1_loss(distances, expected, reduction="none"), pair)
 
 
 def _counted_pairs(y: Tensor, weight: Tensor, prototypes: Prototypes) -> Tensor:
