@@ -187,6 +187,24 @@ GUARDS = (
         swap=("refused", "False"),
     ),
     Guard(
+        id="other-runtime",
+        what="a runtime that gives other bits",
+        tests="tests/runs/test_resuming.py -k gives_other_bits",
+        swap=("refused", "False"),
+    ),
+    Guard(
+        id="run-folder-imports-nothing",
+        what="the configuration of a run folder imports nothing",
+        tests="tests/runs/test_user_classes.py -k run_folder",
+        swap=("any(", "False and any("),
+    ),
+    Guard(
+        id="table-imports-nothing",
+        what="a table that is in no experiment file imports nothing",
+        tests="tests/runs/test_user_classes.py -k no_experiment_file",
+        swap=("self.refusal", "False"),
+    ),
+    Guard(
         id="section-not-prefix",
         what="a section is not a prefix",
         tests="tests/faults/test_storage.py -k allows_no_other",

@@ -33,7 +33,7 @@ def refuse_other_runtime(then: Mapping[str, Any], now: Mapping[str, Any], allowe
     keys = [key for key in {**then, **now} if key != "name"] if then and now else []
     changed = [key for key in keys if then.get(key) != now.get(key)]
     refused = [key for key in changed if not _is_allowed(f"runtime.{key}", allowed)]
-    if refused:
+    if refused:  # guard: other-runtime
         lines = [f"  {key}: {then.get(key)} then, {now.get(key)} now" for key in refused]
         raise BadInput(
             "\n".join([f"{where} was run on {_described(then)}, and this would be {_described(now)}:", *lines])

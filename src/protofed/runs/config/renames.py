@@ -35,8 +35,8 @@ RENAMED = (
 def renamed(tree: Table) -> Iterator[Problem]:
     """A problem for every old key and value in the tree."""
     for rename in RENAMED:
-        found, value = _lookup(tree, rename.key)
-        if found and rename.value in (None, value):
+        is_there, value = _lookup(tree, rename.key)
+        if is_there and rename.value in (None, value):
             yield Problem(rename.key, rename.what)
 
 

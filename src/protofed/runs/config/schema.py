@@ -83,8 +83,8 @@ def joined(problems: Sequence[Problem], build: Callable[[], T]) -> T:
     """The result of `build`. Raises its problems together with the earlier ones."""
     try:
         built = build()
-    except Problems as found:
-        raise Problems([*problems, *found.all], found.rest) from None
+    except Problems as error:
+        raise Problems([*problems, *error.all], error.rest) from None
     if problems:
         raise Problems(problems, built)
     return built

@@ -114,10 +114,10 @@ def built(tree: Table, key: str, registries: Registries) -> Any:
 def keys_of_sections(tree: Table, registries: Registries) -> dict[str, tuple[str, ...]]:
     """The keys that each section may have, given the task, method and optimiser that the tree names."""
     tables = {key: value if isinstance(value, Mapping) else {} for key, value in tree.items()}
-    found: dict[str, tuple[str, ...]] = {}
+    keys: dict[str, tuple[str, ...]] = {}
     for key, section in SECTIONS.items():
-        found |= section.keys(tables.get(key, {}), registries)
-    return found
+        keys |= section.keys(tables.get(key, {}), registries)
+    return keys
 
 
 def _training(table: Table) -> Training:

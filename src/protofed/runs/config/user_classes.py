@@ -41,7 +41,7 @@ class Importer:
         match = NAME.fullmatch(name)
         if match is None:
             raise BadInput(f"{shown(name)} is not module:Class, such as my_package.my_module:MyMethod")
-        if self.refusal:
+        if self.refusal:  # guard: table-imports-nothing
             raise BadInput(f"{shown(name)} is not imported: {self.refusal}")
         module = self._module(match["module"])
         cls = getattr(module, match["cls"], None)
@@ -94,22 +94,22 @@ class Importer:
 
 def importer_for(path: Path) -> Importer:
     """The importer for an experiment file: it may import, unless the file is in a run folder."""
-    if any((path.parent / name).exists() for name in RUN_FOLDER_FILES):
+    if any((path.parent / name).exists() for name in RUN_FOLDER_FILES):  # guard: run-folder-imports-nothing
         return Importer(refusal=f"{path.parent} is a run folder. If you trust {path.name}, copy it next to the module")
     return Importer(path.parent, refusal="")
 
 
 def user_classes(tree: Table, importer: Importer) -> tuple[dict[str, type], dict[str, type], list[Problem]]:
     """The methods and the tasks that a configuration names as `module:Class`, and what is wrong with those names."""
-    found: dict[str, dict[str, type]] = {"method": {}, "task": {}}
+    by_kind: dict[str, dict[str, type]] = {"method": {}, "task": {}}
     problems = []
-    for kind, classes in found.items():
+    for kind, classes in by_kind.items():
         for key, name in _names(tree.get(kind), (kind,)):
             try:
                 classes[name] = importer.class_of(name, kind)
             except BadInput as error:
                 problems.append(Problem(key, str(error)))
-    return found["method"], found["task"], problems
+    return by_kind["method"], by_kind["task"], problems
 
 
 def code_digest(classes: Iterable[type]) -> str:
