@@ -221,7 +221,7 @@ STRONG = FedSeProto(distillation_weight=2.0, information_weight=3.0, prototype_w
 )
 def test_the_objective_and_its_gradient_are_those_of_equation_15(method: FedSeProto, reference: Any) -> None:
     batch, known = some_batch()
-    networks = Networks(partial(method.networks, TASK, "ann"))
+    networks = Networks(partial(method.networks, TASK.spec, "ann"))
     params = networks.init(1)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items() if name in networks.trainable}
     loss = method.loss if reference is total_by_hand else method.joint_loss
@@ -238,7 +238,7 @@ def test_the_objective_and_its_gradient_are_those_of_equation_15(method: FedSePr
 
 def test_no_term_of_the_second_phase_has_a_gradient_for_the_classifier() -> None:
     batch, known = some_batch()
-    networks = Networks(partial(STRONG.networks, TASK, "ann"))
+    networks = Networks(partial(STRONG.networks, TASK.spec, "ann"))
     params = networks.init(1)
     head = {name: leaf.clone().requires_grad_() for name, leaf in params.items() if name.startswith("classifier")}
     model = networks.model({**params, **head}, training=True)

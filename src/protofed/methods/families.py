@@ -64,7 +64,8 @@ Totals = Mapping[str, Mean]
 class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
     """A method whose server reads sums over clients and never one client's upload.
 
-    A method that needs the uploads side by side overrides `aggregate` and is not in sum form.
+    A method that needs the uploads side by side overrides `aggregate` and is not in sum form. `PrototypeSharing`
+    is not either: FPL clusters what single clients sent.
     """
 
     @abstractmethod

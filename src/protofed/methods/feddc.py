@@ -3,8 +3,8 @@
 Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction,
 CVPR 2022.
 
-Sends: weights, and the change of its gradient. Keeps: its drift, the sum of all ways that it has gone from received to
-trained weights, and its mean gradient in the last round. Server: mean of the weights, moved on by the mean drift of all
+Sends: weights, and the change of its gradient. Keeps: its drift, the sum of all its updates from received to trained
+weights, and its mean gradient in the last round. Server: mean of the weights, moved on by the mean drift of all
 clients; the mean of all clients' gradients.
 
 Departures:
@@ -13,8 +13,8 @@ Departures:
    over clients, as in the authors' code; so the optimum is that of all examples together. With `weighting = "examples"`
    the means are weighted in place of the objectives, for the same optimum.
 3. The number of steps is the client's own; the authors' code takes the mean client's for all.
-4. With momentum, which the authors' code does not use, a gradient moves the weights more than once; the way is divided
-   by how often, so that the estimate of the mean gradient has no bias.
+4. With momentum, which the authors' code does not use, a gradient moves the weights more than once; the update is
+   divided by how often, so that the estimate of the mean gradient has no bias.
 5. With α = 0 there is no drift: nothing would hold a client to it, and the server takes the mean alone.
 6. Only parameters have drift and gradients; the statistics of BatchNorm, which the paper does not consider, are
    averaged.

@@ -2,7 +2,7 @@
 
 Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization, ICLR 2021.
 
-Sends: weights. Keeps: its drift, the sum of all ways that it has gone from received to trained weights. Server: mean of
+Sends: weights. Keeps: its drift, the sum of all its updates from received to trained weights. Server: mean of
 the weights, moved on by the mean drift of all clients.
 
 Departures:

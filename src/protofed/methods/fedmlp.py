@@ -70,8 +70,8 @@ class FedMLP(PrototypeSharing[Levels]):
         is_known = targets.classes.is_known
         label = torch.where(is_known, torch.arange(len(is_known), device=z.device), -1)
         pull = contrast.pull(z, batch.y, targets.classes.mean, is_known)
-        apart = contrast.cluster_contrast(z, batch.y, targets.semantic, label, self.temperature)
-        return self.pull_weight * pull + self.semantic_weight * apart
+        semantic = contrast.cluster_contrast(z, batch.y, targets.semantic, label, self.temperature)
+        return self.pull_weight * pull + self.semantic_weight * semantic
 
     async def train(
         self, client: ClientContext, message: WeightsAndPrototypes[Levels], memory: Nothing

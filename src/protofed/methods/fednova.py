@@ -3,8 +3,8 @@
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
 NeurIPS 2020.
 
-Sends: weights, and how many gradients its way is made of. Keeps: nothing. Server: mean of the normalised ways, weighted
-by the number of examples, and as many steps along it as clients took on average.
+Sends: weights, and its effective number of local steps. Keeps: nothing. Server: mean of the normalised updates,
+weighted by the number of examples, and as many steps along it as clients took on average.
 
 Departures:
 1. The paper leaves the effective number of steps open; it is the mean of the clients' ‖a‖₁ weighted by examples, as in

@@ -1,11 +1,11 @@
-"""FedOPT: FedAvg whose server takes the mean way of the clients as a gradient for an optimiser of its own.
+"""FedOPT: FedAvg whose server takes the mean update of the clients as a gradient for an optimiser of its own.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: Adaptive Federated Optimization, ICLR 2021; with
 `server_optimizer = "momentum"` FedAvgM: Hsu, Qi, Brown: Measuring the Effects of Non-Identical Data Distribution for
 Federated Visual Classification, 2019.
 
-Sends: weights. Keeps: nothing. Server: one step of Adam, Yogi, Adagrad or momentum along the mean way, whose moments it
-keeps.
+Sends: weights. Keeps: nothing. Server: one step of Adam, Yogi, Adagrad or momentum along the mean update, whose moments
+it keeps.
 
 Departures:
 1. Clients are weighted by their numbers of examples, as in FedAvg; the algorithm of the paper prints the plain mean
@@ -51,7 +51,7 @@ class FedOPT(PlainSharing[Moments, Nothing]):
     second_momentum: Share = 0.99
     """β₂: how much of the second moment is kept from round to round, with Adam and Yogi."""
     adaptivity: Positive = 1e-3
-    """τ, added to the root of the second moment: the smaller, the more a step depends on the sign of the way alone."""
+    """τ, added to the root of the second moment: the smaller, the more the sign of an update decides a step."""
     weighting: Weighting = "examples"
     """Whether clients count by their numbers of examples, or the same."""
 

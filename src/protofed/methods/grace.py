@@ -106,8 +106,8 @@ def coral(z: Tensor, target: Tensor, weight: Tensor) -> Tensor:
 
 def covariance(z: Tensor, weight: Tensor) -> Tensor:
     """Of the rows that count, (D, D)."""
-    apart = (z - weight @ z / weight.sum().clamp(min=1)) * weight[:, None]
-    return apart.T @ apart / (weight.sum() - 1).clamp(min=1)
+    centred = (z - weight @ z / weight.sum().clamp(min=1)) * weight[:, None]
+    return centred.T @ centred / (weight.sum() - 1).clamp(min=1)
 
 
 def agreement(updates: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ Server: mean of the weights; the mean of all clients' control variates.
 
 Departures:
 1. A client's new control variate is the mean of the gradients of its steps (the paper's option II). With momentum,
-   which the paper does not use, a gradient moves the weights more than once; the way is divided by how often, so that
-   the estimate has no bias.
+   which the paper does not use, a gradient moves the weights more than once; the update is divided by how often,
+   so that the estimate has no bias.
 2. Weight decay and clipping are part of the gradient that is estimated.
 3. Clients count the same in both means, as in the paper; weighting by examples is a setting.
 4. Only parameters have control variates; the statistics of BatchNorm, which the paper does not consider, are averaged.

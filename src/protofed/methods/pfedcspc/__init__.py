@@ -232,8 +232,8 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
             return batch.mean(loss)
         if self.contrast:
             client, weight = pool.client[rows], batch.weight
-            apart = calibration.weighted_contrast(z, batch.y, client, weight, self.temperature, self.easy_weight)
-            loss = loss + self.contrast_weight * apart
+            separation = calibration.weighted_contrast(z, batch.y, client, weight, self.temperature, self.easy_weight)
+            loss = loss + self.contrast_weight * separation
         if self.augmentation:
             same, other = pool.mean[partners.same[rows]], pool.mean[partners.other[rows]]  # (B, A, D)
             pairs = torch.stack(calibration.augmented(batch.x, same, other, partners.strength[rows]))
