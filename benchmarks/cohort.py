@@ -38,7 +38,8 @@ from protofed.methods import METHODS
 from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Sgd
 from protofed.runs.store.folder import commit
-from protofed.runtimes.cohort.cohort import Cohort, executors
+from protofed.runtimes.cohort import executors
+from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks.models import conv2, lenet_projected, resnet10
 

@@ -28,7 +28,7 @@ from protofed.engine.federation import Federation, Training
 from protofed.methods.pfedcspc import HEAD, PFedCSPC
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
-from protofed.prototypes import calibration
+from protofed.methods.pfedcspc import calibration
 from protofed.prototypes.class_means import Prototypes, mean_over_owners, no_prototypes
 from protofed.prototypes.finch import finch
 from protofed.prototypes.kmeans import kmeans, partitioned
