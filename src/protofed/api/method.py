@@ -159,7 +159,8 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         if tests.own is not None:
             own = await client.map(self.outcomes, params, known, data=tests.own)
         counts = torch.bincount(client.data.labels, minlength=client.num_classes)
-        return evaluation_of(_on_cpu(pooled), _on_cpu(own), tests, counts, client.num_classes)
+        with torch.device("cpu"):  # counts and scores are few, and read one by one
+            return evaluation_of(_on_cpu(pooled), _on_cpu(own), tests, counts, client.num_classes)
 
     async def evaluate_own(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Evaluation, Memory]:
         """A step: how the model does that this client would use now."""

@@ -75,19 +75,24 @@ class UploadValidator(Generic[T]):
         return None
 
     def _is_doubtful(self, client: ClientId, given: Mapping[str, Tensor]) -> bool:
-        """Whether any value needs a closer look, in one look at the device: asking for each would make it wait for
-        each."""
+        """Whether any value needs a closer look, in one look at each device: asking for each value would make the
+        device wait for each."""
+        devices = dict.fromkeys(leaf.device for leaf in given.values())
+        return any(self._is_doubtful_on(device, client, given) for device in devices)
+
+    def _is_doubtful_on(self, device: torch.device, client: ClientId, given: Mapping[str, Tensor]) -> bool:
         enrolled = self._limits.enrolled.get(client, inf)
-        norms = tree.norms(given.values())
+        here = {path: leaf for path, leaf in given.items() if leaf.device == device}
+        norms = tree.norms(here.values())
         limit = min(self._limits.max_norm, FLOAT32_MAX) / max(1, len(norms))  # an overflow is looked at closely too
         flags = [(~(norms <= limit)).any()] if len(norms) else []  # guard: closer-look-for-what-too-large-for-float32
         for path, role in self._roles.items():
             leaf = given[path]
-            if isinstance(role, Count):
+            if path in here and isinstance(role, Count):
                 flags += [(leaf < 0).any(), (leaf != leaf.floor()).any(), (leaf > _most(role, enrolled)).any()]
-            elif isinstance(role, Label):
+            elif path in here and isinstance(role, Label):
                 flags.append(((leaf < 0) | (leaf >= self._limits.num_classes)).any())
-        flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._prototypes]
+        flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._prototypes if path in here]
         return bool(flags) and bool(torch.stack(flags).any())
 
     def _bad_values(self, client: ClientId, given: Mapping[str, Tensor]) -> Found:
