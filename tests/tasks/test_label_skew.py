@@ -87,7 +87,7 @@ def test_images_are_prepared_as_a_paper_does() -> None:
     tiny = TinyImagenet(num_clients=2, pixels=16, model="cnn2").build()
     assert tiny.transform == PREPROCESSING["pfedcspc"]["tiny_imagenet"]
     assert FashionMnist(num_clients=5).build().transform.mean == (0.1307,)
-    with pytest.raises(BadInput, match="fashion_mnist: pfedcspc does not use this set"):
+    with pytest.raises(BadInput, match="fashion_mnist: pfedcspc does not use this dataset"):
         FashionMnist(num_clients=5, preprocessing="pfedcspc").build()
 
 

@@ -245,8 +245,8 @@ def test_a_client_gives_up_no_class_of_which_it_has_one() -> None:
     ("counts", "sizes", "message"),
     [
         ((5, 5), {"a": 7, "b": 6}, "13 examples of 10: 3 are missing"),
-        ((5, 5), {"a": 2, "b": 1}, "'b' is to have every one of 2 classes, in 1 examples"),
-        ((7, 2), {"a": 2, "b": 2, "c": 2}, "class 1 has 2 examples and 3 clients"),
+        ((5, 5), {"a": 2, "b": 1}, "'b' cannot have all 2 classes with 1 examples"),
+        ((7, 2), {"a": 2, "b": 2, "c": 2}, "class 1 has 2 examples, but 3 clients"),
         ((5, 5), {"a": 2, "b": 0}, "'b': 0"),
         ((5, 5), {}, "at least one client"),
     ],

@@ -1,7 +1,7 @@
-"""What a folder of users' own data holds, what is wrong with it and what to do, and an experiment that is ready to run.
+"""Inspects a folder of the user's data: what it contains, what is wrong with it, what to do about it, and an experiment
+file that is ready to run.
 
-Everything is read by the functions that the task `own` reads with, and divided as it divides, so that what is said here
-is what a run does.
+Files are read and split by the same functions as in the task `custom`, so the inspection describes what a run does.
 """
 
 import os
@@ -29,36 +29,36 @@ def inspect(
     leave_out: Sequence[str] = (),
     categorical: Sequence[str] = (),
 ) -> Inspection:
-    """Reads a folder of sites; with `write`, and unless there are errors, an experiment file is written as well.
+    """Reads a folder of sites. With `write`, and if there are no errors, it also writes an experiment file.
 
-    Of tables, `label` names the column to be predicted, `leave_out` columns that are not used, and `categorical`
-    columns whose numbers are codes. `skip_damaged` leaves out images that cannot be decoded.
+    For tables, `label` names the column to be predicted, `leave_out` the columns that are not used, and `categorical`
+    the columns whose numbers are codes. `skip_damaged` leaves out images that cannot be decoded.
     """
     if write is not None:
         check_target(write)
     kind = sites.kind_of(path)
-    wishes = Custom(str(path), kind, label, tuple(leave_out), tuple(categorical), skip_damaged=skip_damaged)
-    found = inspected_images(path, wishes) if kind == "images" else inspected_tables(path, wishes)
-    if write is None or found.errors:
-        return found
-    write_new(write, found.toml)
-    return replace(found, written=write)
+    requested = Custom(str(path), kind, label, tuple(leave_out), tuple(categorical), skip_damaged=skip_damaged)
+    inspection = inspected_images(path, requested) if kind == "images" else inspected_tables(path, requested)
+    if write is None or inspection.errors:
+        return inspection
+    write_new(write, inspection.toml)
+    return replace(inspection, written=write)
 
 
 def check_target(path: Path) -> None:
-    """Refuses to write over a file, or where there is no folder."""
+    """Refuses to overwrite a file, or to write into a folder that does not exist."""
     if os.path.lexists(path):
-        raise BadInput(f"{path}: is there already, and is not written over: choose another name, or remove it")
+        raise BadInput(f"{path}: exists already and is not overwritten; choose another name, or remove it")
     if not path.parent.is_dir():
-        raise BadInput(f"{path}: there is no folder {path.parent}: make it first")
+        raise BadInput(f"{path}: there is no folder {path.parent}; make it first")
 
 
 def write_new(path: Path, text: str) -> None:
-    """Writes a file that is not there yet, whole or not at all."""
+    """Writes a new file, completely or not at all."""
     check_target(path)
     try:
         write_atomically(path, text.encode())
     except RunFailed as error:
-        raise BadInput(f"{path}: cannot be written ({error.__cause__}): choose another place") from error
+        raise BadInput(f"{path}: cannot be written ({error.__cause__}); choose another place") from error
     except UnicodeEncodeError as error:
-        raise BadInput(f"{path}: not written, since the path of the data is not UTF-8: give it another name") from error
+        raise BadInput(f"{path}: not written, since the path of the data is not UTF-8; rename it") from error

@@ -1,4 +1,4 @@
-"""What was found in a folder, as a page to read and as an experiment."""
+"""The result of an inspection, as a page of text and as an experiment file."""
 
 import shlex
 from collections import Counter
@@ -14,25 +14,26 @@ from protofed.inspection.text import aligned, number_of, printable
 from protofed.tasks.custom import Custom, SiteExamples, TrainTestRows
 
 MAX_COLUMNS = 12
-"""Of the table of sites and classes."""
+"""In the table of sites and classes."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found in a folder."""
+    """The result of inspecting a folder."""
 
     path: Path
     kind: sites.SiteKind
     sites: tuple[str, ...]
-    """All that were found."""
-    samples: Mapping[str, SiteExamples]
-    """The usable examples of each site that has some."""
-    sides: Mapping[str, TrainTestRows]
+    """All sites of the folder."""
+    examples: Mapping[str, SiteExamples]
+    """The usable examples of each site that has any."""
+    rows: Mapping[str, TrainTestRows]
+    """The training and test rows of each site."""
     facts: tuple[str, ...]
     """Lines about images or columns."""
     findings: tuple[Finding, ...]
     settings: Custom
-    """Of the task that reads this folder."""
+    """Settings of the task that reads this folder."""
     written: Path | None = None
 
     @property
@@ -41,46 +42,68 @@ class Inspection:
 
     @property
     def text(self) -> str:
-        """All of it, for a person to read."""
-        parts = [self._headline(), *([_grid(self.samples, self.sides)] if self.samples else []), "\n".join(self.facts)]
+        """The page of text."""
+        table = [_grid(self.examples, self.rows), _majority_note(self.examples)] if self.examples else []
+        parts = [self._headline(), *table, "\n".join(self.facts)]
         for severity in ("error", "warning"):
-            found = [finding for finding in self.findings if finding.severity == severity]
-            parts += [_numbered(severity, found)] if found else []
+            selected = [finding for finding in self.findings if finding.severity == severity]
+            parts += [_numbered(severity, selected)] if selected else []
         return printable("\n\n".join(part for part in (*parts, self._ending()) if part))
 
     @property
     def toml(self) -> str:
-        """The experiment; refused while there are errors."""
+        """The experiment file. Refused while there are errors."""
         if self.errors:
-            raise BadInput(f"{self.path}: {len(self.errors)} errors have to be settled before an experiment can run")
-        return experiment(self.settings, self.sides)
+            raise BadInput(
+                f"{self.path}: {number_of(len(self.errors), 'error')} to correct before an experiment can run"
+            )
+        return experiment(self.settings, self.rows)
 
     def _headline(self) -> str:
-        classes, examples = classes_of(self.samples), sum(len(sample.labels) for sample in self.samples.values())
-        counted = f", {number_of(len(classes), 'class')}, {number_of(examples, 'example')}" if self.samples else ""
-        return f"{self.path}: {self.kind} of {number_of(len(self.sites), 'site')}{counted}"
+        headline = f"{self.path}: {self.kind} of {number_of(len(self.sites), 'site')}"
+        if not self.examples:
+            return headline
+        num_examples = sum(len(site_examples.labels) for site_examples in self.examples.values())
+        return f"{headline}, {number_of(len(classes_of(self.examples)), 'class')}, {number_of(num_examples, 'example')}"
 
     def _ending(self) -> str:
         if self.errors:
-            return "No experiment was written: settle the errors, then inspect again."
+            return "No experiment was written: correct the errors, then inspect again."
         if self.written:
             return f"Written: {self.written}\nRun it with: protofed run {shlex.quote(str(self.written))}"
-        return "Ready to run: inspect again with --write FILE for an experiment file."
+        return "Ready to run: add --write FILE to get an experiment file."
 
 
-def _grid(samples: Mapping[str, SiteExamples], sides: Mapping[str, TrainTestRows]) -> str:
-    """How many examples of each class each site has; if classes are many, they go down and sites across."""
-    classes, counts = classes_of(samples), {site: Counter(sample.labels) for site, sample in samples.items()}
-    ends = ("all", "train", "test")
-    rows = [("", *classes, *ends)]
-    for site, own in counts.items():
-        parts = (own.total(), len(sides[site].train), len(sides[site].test))
-        rows.append((site, *(str(own[name]) for name in classes), *map(str, parts)))
-    if len(classes) + len(ends) > MAX_COLUMNS:
-        rows = [*zip(*rows, strict=True)]
-    left_out = len(rows[0]) - 1 - MAX_COLUMNS
-    lines = aligned([row[: MAX_COLUMNS + 1] for row in rows], right=range(1, MAX_COLUMNS + 1))
-    return "\n".join([*lines, *([f"… and {left_out} more columns"] if left_out > 0 else [])])
+def _grid(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows]) -> str:
+    """Number of examples of each class at each site. If there are many classes, they are the lines of the table."""
+    classes = classes_of(examples)
+    counts = {site: Counter(site_examples.labels) for site, site_examples in examples.items()}
+    totals = ("all", "train", "test", "majority")
+    lines = [("", *classes, *totals)]
+    for site, count in counts.items():
+        sizes = (count.total(), len(rows[site].train), len(rows[site].test))
+        lines.append((site, *(str(count[name]) for name in classes), *map(str, sizes), f"{_majority(count)[1]:.0%}"))
+    if len(classes) + len(totals) > MAX_COLUMNS:
+        lines = [*zip(*lines, strict=True)]
+    hidden = len(lines[0]) - 1 - MAX_COLUMNS
+    text = aligned([line[: MAX_COLUMNS + 1] for line in lines], right=range(1, MAX_COLUMNS + 1))
+    return "\n".join([*text, *([f"… and {hidden} more columns"] if hidden > 0 else [])])
+
+
+def _majority_note(examples: Mapping[str, SiteExamples]) -> str:
+    """What the column `majority` means, and its value over all sites."""
+    name, share = _majority(Counter(label for site_examples in examples.values() for label in site_examples.labels))
+    return (
+        "majority is the share of the most frequent class; "
+        f"over all sites, {share:.0%} of the examples are of class {name!r}.\n"
+        "A network that always predicts this class reaches that accuracy: look at the balanced accuracy as well."
+    )
+
+
+def _majority(count: Counter[str]) -> tuple[str, float]:
+    """The most frequent class, and its share of the examples. Of equally frequent classes, the first by name."""
+    name = max(sorted(count), key=count.__getitem__)
+    return name, count[name] / count.total()
 
 
 def _numbered(severity: Severity, findings: Sequence[Finding]) -> str:

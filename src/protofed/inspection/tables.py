@@ -1,4 +1,4 @@
-"""What a folder of tables holds: a file for each site, with the same columns."""
+"""Inspects a folder of tables: one file for each site, with the same columns."""
 
 import hashlib
 import re
@@ -11,90 +11,92 @@ from protofed.datasets import sites
 from protofed.datasets.sites import LabelledRows
 from protofed.datasets.tabular import Table
 from protofed.errors import BadInput
-from protofed.inspection.columns import MAX_CODES, Column, column_facts, column_of, common, holds
+from protofed.inspection.columns import MAX_CODES, Column, column_facts, column_of, common_columns, content_of
 from protofed.inspection.findings import Finding, class_findings
 from protofed.inspection.page import Inspection
-from protofed.inspection.text import NAMED, listed, number_of
+from protofed.inspection.text import MAX_NAMED, listed, number_of
 from protofed.tasks.custom import Custom, examples_of, split_sites
 
 LIKELY_LABEL = re.compile(r"label|class|target|outcome|diagnos|event|status|^y$", re.IGNORECASE)
 
 
-def inspected_tables(path: Path, wishes: Custom) -> Inspection:
+def inspected_tables(path: Path, requested: Custom) -> Inspection:
     tables, faults = sites.read_tables(path)
-    findings = [Finding("error", fault) for fault in (*faults, *sites.column_faults(tables, wishes.leave_out))]
-    findings += _unknown_columns(tables, wishes)
-    names = [name for name in common(tables) if name != wishes.label and name not in wishes.leave_out]
-    columns = [column_of(tables, name, wishes.categorical) for name in names]
-    rows, label_findings = _labelled(tables, wishes.label)
-    samples = {site: examples_of(own) for site, own in rows.items()}
-    settings = _table_settings(wishes, columns)
-    sides = split_sites(samples, settings.test_fraction, settings.seed)
+    findings = [Finding("error", fault) for fault in (*faults, *sites.column_faults(tables, requested.leave_out))]
+    findings += _unknown_columns(tables, requested)
+    names = [name for name in common_columns(tables) if name != requested.label and name not in requested.leave_out]
+    columns = [column_of(tables, name, requested.categorical) for name in names]
+    rows, label_findings = _labelled(tables, requested.label)
+    examples = {site: examples_of(site_rows) for site, site_rows in rows.items()}
+    settings = _table_settings(requested, columns)
+    split = split_sites(examples, settings.test_fraction, settings.seed)
     findings += [*label_findings, *(finding for column in columns for finding in column.findings)]
     findings += [*_same_tables(tables), *_same_rows(tables), *_beside(path)]
-    findings += class_findings(samples, sides) if samples else []
+    findings += class_findings(examples, split) if examples else []
     if tables and all(column.is_left_out for column in columns):
-        findings.append(
-            Finding("error", "no column is left to learn from", "give the sites columns that tell something")
-        )
+        findings.append(Finding("error", "no column is left to learn from", "add columns that differ between examples"))
     facts = column_facts(columns)
-    return Inspection(path, "tables", (*tables,), samples, sides, facts, tuple(findings), settings)
+    return Inspection(path, "tables", (*tables,), examples, split, facts, tuple(findings), settings)
 
 
 def _labelled(tables: Mapping[str, Table], label: str | None) -> tuple[dict[str, LabelledRows], list[Finding]]:
-    """The rows that have a label, none if something is wrong with it; and what there is to say of it."""
+    """The rows that have a label, and findings about the label. There are no rows if something is wrong with it."""
     if not tables:
         return {}, []
     if label is None:
-        candidates = "; or ".join(_candidates(tables)) or "no column that there is: none has a few values that repeat"
+        candidates = "; or ".join(_candidates(tables)) or "none of the columns: none has a few values that repeat"
         what = f"which column is the label? It could be {candidates}"
-        return {}, [Finding("error", what, "say --label COLUMN")]
+        return {}, [Finding("error", what, "add --label COLUMN")]
     try:
         faults = sites.label_faults(tables, label)
     except BadInput as error:
-        return {}, [Finding("error", str(error), "say --label COLUMN, with a column that every site has")]
+        return {}, [Finding("error", str(error), "add --label COLUMN, with a column that every site has")]
     if faults:
         return {}, [Finding("error", fault) for fault in faults]
     rows = sites.labelled_rows(tables, label)
     return rows, [*_unlabelled(rows)]
 
 
-def _unknown_columns(tables: Mapping[str, Table], wishes: Custom) -> Iterator[Finding]:
-    known = {name for table in tables.values() for name in table.columns}
-    for name in (*wishes.leave_out, *wishes.categorical):
-        if tables and name not in known:
+def _unknown_columns(tables: Mapping[str, Table], requested: Custom) -> Iterator[Finding]:
+    columns = {name for table in tables.values() for name in table.columns}
+    for name in (*requested.leave_out, *requested.categorical):
+        if tables and name not in columns:
             yield Finding(
-                "error", f"there is no column {name!r} to leave out or to read as codes", "look at its spelling"
+                "error", f"there is no column {name!r} to leave out or to read as codes", "check its spelling"
             )
 
 
 def _candidates(tables: Mapping[str, Table]) -> list[str]:
-    """Columns with a few values that repeat, the likeliest names first, each with its values."""
-    found = []
-    for name in common(tables):
+    """Columns that could be the label, each with its values: few values, which repeat. Likely names come first."""
+    candidates = []
+    for name in common_columns(tables):
         cells = [cell for table in tables.values() for cell in table.column(name) if cell is not None]
         values = sites.sorted_classes(cells)
         if 2 <= len(values) <= MAX_CODES and len(values) * 2 <= len(cells):
-            found.append((LIKELY_LABEL.search(name) is None, f"{name!r} ({holds(values, 'categorical')})"))
-    return [text for _, text in sorted(found, key=lambda pair: pair[0])[:NAMED]]
+            candidates.append((LIKELY_LABEL.search(name) is None, f"{name!r} ({content_of(values, 'categorical')})"))
+    return [text for _, text in sorted(candidates, key=lambda pair: pair[0])[:MAX_NAMED]]
 
 
 def _unlabelled(rows: Mapping[str, LabelledRows]) -> Iterator[Finding]:
-    lines = [f"{site}: {own.dropped} of {own.dropped + len(own.labels)}" for site, own in rows.items() if own.dropped]
+    counts = {site: (site_rows.dropped, site_rows.dropped + len(site_rows.labels)) for site, site_rows in rows.items()}
+    lines = [f"{site}: {dropped} of {total}" for site, (dropped, total) in counts.items() if dropped]
     if lines:
         yield Finding("warning", f"rows without a label:{listed(lines)}", "they are left out")
 
 
-def _table_settings(wishes: Custom, columns: Sequence[Column]) -> Custom:
+def _table_settings(requested: Custom, columns: Sequence[Column]) -> Custom:
     leave_out = [column.name for column in columns if column.is_left_out]
     codes = [column.name for column in columns if column.is_code]
     return replace(
-        wishes, model="mlp", leave_out=(*wishes.leave_out, *leave_out), categorical=(*wishes.categorical, *codes)
+        requested,
+        model="mlp",
+        leave_out=(*requested.leave_out, *leave_out),
+        categorical=(*requested.categorical, *codes),
     )
 
 
 def _same_tables(tables: Mapping[str, Table]) -> Iterator[Finding]:
-    """Sites that gave the same file."""
+    """Sites whose files have the same content."""
     by_digest: dict[str, list[str]] = defaultdict(list)
     for table in tables.values():
         with open(table.source, "rb") as file:
@@ -105,18 +107,22 @@ def _same_tables(tables: Mapping[str, Table]) -> Iterator[Finding]:
 
 
 def _same_rows(tables: Mapping[str, Table]) -> Iterator[Finding]:
-    names = common(tables)
-    seen = Counter(
+    names = common_columns(tables)
+    counts = Counter(
         row for table in tables.values() for row in zip(*(table.column(name) for name in names), strict=True)
     )
-    copies = sum(count - 1 for count in seen.values())
+    copies = sum(count - 1 for count in counts.values())
     if copies:
         what = f"{number_of(copies, 'row')} repeat another row in every column"
-        yield Finding("warning", what, "remove them if they are the same people: one could be learnt, the other tested")
+        yield Finding(
+            "warning",
+            what,
+            "remove them if they are the same people: one may be in training and its copy in the test set",
+        )
 
 
 def _beside(path: Path) -> Iterator[Finding]:
     ignored = [name.name for name in sites.other_files(path)]
     if ignored:
-        what = f"not read, since they are no tables:{listed(ignored)}"
-        yield Finding("warning", what, "export what holds data as CSV or Parquet, one file for each site")
+        what = f"not read, since they are not tables:{listed(ignored)}"
+        yield Finding("warning", what, "export data as CSV or Parquet, one file for each site")

@@ -1,15 +1,15 @@
-"""How names and counts are written for a person."""
+"""Names, counts and tables as text."""
 
 from collections.abc import Sequence
 
 from rich.cells import cell_len
 
-NAMED = 10
-"""How many files of a kind are named."""
+MAX_NAMED = 10
+"""Largest number of names in one finding."""
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
-    """Rows as lines, their cells below each other."""
+    """Rows as lines with aligned columns. `right` lists the right-aligned columns."""
     widths = [max(cell_len(cell) for cell in column) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -23,13 +23,13 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few, each on a line of its own, and how many more there are."""
-    more = [f"… and {len(names) - NAMED} more"] if len(names) > NAMED else []
-    return "".join(f"\n       {name}" for name in [*names[:NAMED], *more])
+    """The first few names, one on each line, and how many more there are."""
+    more = [f"… and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
+    return "".join(f"\n       {name}" for name in [*names[:MAX_NAMED], *more])
 
 
 def some(names: Sequence[str]) -> str:
-    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
 def number_of(number: int, noun: str) -> str:
@@ -38,5 +38,5 @@ def number_of(number: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Names may hold characters that command a terminal."""
+    """The text with control characters escaped: names of files could contain terminal commands."""
     return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)

@@ -1,8 +1,8 @@
 """Published images whose clients have different labels: CIFAR, Fashion-MNIST, Tiny ImageNet and VireoFood-172.
 
-One test set is for all, the publisher's. Beside it each client has one of its own, by the manner of a paper: FedPC
-keeps a part of the client's own images for testing; pFedCSPC divides the official test set as the training images are
-divided. Defaults are FedPC's hundred clients for CIFAR and Fashion-MNIST, and pFedCSPC's ten for the others.
+All clients share the publisher's test set. In addition, each client has its own test set, as in one of two papers.
+FedPC uses a part of the client's images for testing. pFedCSPC divides the publisher's test set in proportion to the
+training images. Defaults are FedPC's hundred clients for CIFAR and Fashion-MNIST, and pFedCSPC's ten for the others.
 """
 
 from dataclasses import dataclass
@@ -48,33 +48,33 @@ PREPROCESSING: dict[str, dict[str, Transform]] = {
         "vireofood172": Transform((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), flip=True),
     },
 }
-"""How the papers' code varies and normalises images, by paper and set."""
+"""How the papers' code augments and normalises images, by paper and dataset."""
 
 
 @dataclass(frozen=True)
 class _LabelSkew:
     num_clients: Count = 100
     partition: Literal["dirichlet", "shards"] = "dirichlet"
-    """Whether each class is divided by a Dirichlet draw, or images sorted by label are dealt out in shards."""
+    """`dirichlet`: each class is divided by a Dirichlet draw. `shards`: images sorted by label are cut into shards."""
     concentration: Positive = 0.3
-    """β of the Dirichlet draw; the lower, the more skewed."""
+    """β of the Dirichlet draw. Lower values give more skew."""
     shards_per_client: Count = 2
-    """How many shards a client has where `partition` is "shards"."""
+    """Number of shards of a client if `partition` is "shards"."""
     local_tests: Literal["kept", "proportional", "drawn"] = "kept"
-    """A client's own test set: a share of its own images (FedPC), a part of the official test set divided as the
-    training images are (pFedCSPC), or the largest part of it in the client's proportions, which a client also has that
-    has too few images to keep any."""
+    """A client's own test set. `kept`: a share of its images (FedPC). `proportional`: a part of the publisher's test
+    set, divided in proportion to the training images (pFedCSPC). `drawn`: the largest part of the publisher's test set
+    with the client's label proportions. Clients whose test set would be empty get a `drawn` one."""
     test_share: Annotated[float, Gt(0), Lt(1)] = 0.25
-    """The share of its images that a client keeps for testing where `local_tests` is "kept"."""
+    """The share of its images that a client uses for testing if `local_tests` is "kept"."""
     preprocessing: Literal["fedpc", "pfedcspc"] = "fedpc"
-    """Whose code images are varied and normalised as in."""
+    """The paper whose code images are augmented and normalised as in."""
     model: ImageModel = "conv2"
     pixels: Pixels = 32
     """The side to which images are resized."""
     seed: Number = 0
-    """Of the division among clients; it is not the run's seed."""
+    """Seed of the division among clients. It is not the run's seed."""
     limit: Number = 0
-    """At most so many training images in all, and a fifth as many for testing, evenly spaced; 0: all."""
+    """Largest number of training images in all, evenly spaced. The test set has at most a fifth as many. 0: all."""
 
     def _of(self, name: str) -> Task:
         dataset = DATASETS[name]
@@ -82,8 +82,8 @@ class _LabelSkew:
         train = Data.of(torch.from_numpy(examples.train.x), torch.from_numpy(examples.train.y))
         test = Data.of(torch.from_numpy(examples.test.x), torch.from_numpy(examples.test.y))
         train, test = _limited(train, self.limit), _limited(test, self.limit // 5)
-        rows = {f"client-{k:03d}": own for k, own in enumerate(self._rows(train.labels))}
-        clients = {client: train.rows(own) for client, own in rows.items()}
+        rows = {f"client-{k:03d}": index for k, index in enumerate(self._rows(train.labels))}
+        clients = {client: train.rows(index) for client, index in rows.items()}
         local_tests = {}
         match self.local_tests:
             case "kept":
@@ -92,8 +92,8 @@ class _LabelSkew:
                 local_tests = {c: data.rows(parts[c].test) for c, data in clients.items() if len(parts[c].test)}
                 clients = {c: data.rows(parts[c].train) for c, data in clients.items()}
             case "proportional":
-                theirs = proportional({c: data.labels for c, data in clients.items()}, test.labels, self.seed)
-                local_tests = {client: test.rows(own) for client, own in theirs.items() if len(own)}
+                test_rows = proportional({c: data.labels for c, data in clients.items()}, test.labels, self.seed)
+                local_tests = {client: test.rows(index) for client, index in test_rows.items() if len(index)}
         channels, num_classes = examples.train.x.shape[1], len(dataset.classes)
         return Task(
             name=name,
@@ -111,10 +111,13 @@ class _LabelSkew:
         return dirichlet(labels, self.num_clients, self.concentration, self.seed)
 
     def _transform(self, name: str) -> Transform:
-        own = PREPROCESSING[self.preprocessing]
-        if name not in own:
-            raise BadInput(f"task {name}: {self.preprocessing} does not use this set; its preprocessing is another's")
-        return own[name]
+        transforms = PREPROCESSING[self.preprocessing]
+        if name not in transforms:
+            choices = " or ".join(paper for paper, datasets in PREPROCESSING.items() if name in datasets)
+            raise BadInput(
+                f"task {name}: {self.preprocessing} does not use this dataset; set preprocessing to {choices}"
+            )
+        return transforms[name]
 
 
 @dataclass(frozen=True)
@@ -146,16 +149,16 @@ class FashionMnist(_LabelSkew):
 
 @dataclass(frozen=True)
 class _AsPFedCSPC(_LabelSkew):
-    """With the defaults of pFedCSPC."""
+    """Label skew with the defaults of pFedCSPC."""
 
     num_clients: Count = 10
     concentration: Positive = 0.5
-    """β of the Dirichlet draw; the lower, the more skewed."""
+    """β of the Dirichlet draw. Lower values give more skew."""
     local_tests: Literal["kept", "proportional", "drawn"] = "proportional"
     """A client's own test set; see the other tasks with skewed labels."""
     model: ImageModel = "resnet18_projected"
     preprocessing: Literal["fedpc", "pfedcspc"] = "pfedcspc"
-    """Whose code images are varied and normalised as in."""
+    """The paper whose code images are augmented and normalised as in."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ class Vireofood172(_AsPFedCSPC):
         return self._of("vireofood172")
 
 
-def _limited(data: Data, most: int) -> Data:
-    if not most or most >= len(data):
+def _limited(data: Data, limit: int) -> Data:
+    if not limit or limit >= len(data):
         return data
-    return data.rows(torch.from_numpy(np.linspace(0, len(data) - 1, most).round().astype(np.int64)))
+    return data.rows(torch.from_numpy(np.linspace(0, len(data) - 1, limit).round().astype(np.int64)))

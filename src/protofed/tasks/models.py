@@ -1,7 +1,7 @@
-"""Networks by name, as parts: `features` maps an input to a feature vector, `classifier` maps that to scores.
+"""Networks by name, as parts: `features` maps an input to a feature vector, `classifier` maps features to scores.
 
-Where a paper puts layers between the two, they are a part of their own, `projection`. All layers start as PyTorch
-starts them.
+If a paper has layers between the two, they are the part `projection`. All layers have PyTorch's default
+initialisation.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ WIDTHS = (64, 128, 256, 512)
 
 def small_cnn(channels: int, num_classes: int, projected: bool = False) -> Parts:
     """Two convolutions with BatchNorm and a linear layer, for images of 28 × 28; 64 non-negative features. With
-    `projected`, a projection 64 → 64 → 64 with a ReLU between stands before the classifier."""
+    `projected`, a projection 64 → 64 → 64 with a ReLU comes before the classifier."""
     features = nn.Sequential(
         *(nn.Conv2d(channels, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ReLU()),
         *(nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32), nn.ReLU()),
@@ -32,13 +32,13 @@ def small_cnn(channels: int, num_classes: int, projected: bool = False) -> Parts
 
 
 def mlp(inputs: int, num_classes: int, width: int = 64) -> Parts:
-    """One hidden layer for vectors; features of `width` non-negative numbers."""
+    """One hidden layer for vectors; `width` non-negative features."""
     features = nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU())
     return {"features": features, "classifier": nn.Linear(width, num_classes)}
 
 
 def resnet10(channels: int, num_classes: int) -> Parts:
-    """FPL's network for images of 32 × 32: four stages of one block; 512 non-negative features."""
+    """FPL's network for images of 32 × 32: four stages of one block each; 512 non-negative features."""
     return {"features": _resnet(channels, blocks=1, stem_stride=1), "classifier": nn.Linear(512, num_classes)}
 
 
@@ -47,8 +47,8 @@ def resnet18(
 ) -> Parts:
     """pFedCSPC's network for images of 32 × 32 (stem `cifar`) or 64 × 64 (`imagenet64`); 512 non-negative features.
 
-    With `projected`, the paper's projection stands before the classifier: 512 → 512 → 256 with a ReLU between for the
-    stem `cifar`; 512 → 512 → 512 with nothing between, as in the authors' code, for `imagenet64`.
+    With `projected`, the paper's projection comes before the classifier: 512 → 512 → 256 with a ReLU for the stem
+    `cifar`; 512 → 512 → 512 without an activation, as in the authors' code, for `imagenet64`.
     """
     features = _resnet(channels, blocks=2, stem_stride={"cifar": 1, "imagenet64": 2}[stem])
     if not projected:
@@ -67,12 +67,12 @@ def cnn3(channels: int, num_classes: int) -> Parts:
 
 
 def cnn2(channels: int, num_classes: int) -> Parts:
-    """The encoder of FedSeProto's other clients, two convolutions; its features have the size of those of `cnn3`."""
+    """The encoder of FedSeProto's other clients, two convolutions; 512 non-negative features, as in `cnn3`."""
     return _pooled_cnn(channels, num_classes, (32, 64))
 
 
 def conv2(channels: int, num_classes: int, pixels: int = 32) -> Parts:
-    """FedPC's network for square images of so many pixels (28 or 32); 192 non-negative features, no bias at the end."""
+    """FedPC's network for images of 28 × 28 or 32 × 32; 192 non-negative features, a classifier without bias."""
     features = nn.Sequential(
         *(nn.Conv2d(channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -83,7 +83,7 @@ def conv2(channels: int, num_classes: int, pixels: int = 32) -> Parts:
 
 
 def lenet_projected(channels: int, num_classes: int, pixels: int = 32) -> Parts:
-    """pFedCSPC's network for CIFAR-10: 84 non-negative features, and a projection to 256 numbers for the classifier."""
+    """pFedCSPC's network for CIFAR-10: 84 non-negative features, and a projection to 256 numbers."""
     features = nn.Sequential(
         *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -104,14 +104,14 @@ MODELS: dict[str, Callable[..., Parts]] = {
     "conv2": conv2,
     "lenet_projected": lenet_projected,
 }
-"""Every network by name: a function of the number of channels (of inputs for `mlp`), of classes, and its settings."""
+"""All networks by name. Arguments are the number of channels (for `mlp`, of inputs), of classes, and settings."""
 
 
 ImageModel = Literal["resnet10", "resnet18", "resnet18_projected", "cnn3", "cnn2", "conv2", "lenet_projected"]
 
 
 def image_model(name: ImageModel, channels: int, num_classes: int, pixels: int) -> Parts:
-    """A network by name, for square images of so many pixels."""
+    """A network by name, for square images of `pixels` a side."""
     match name:
         case "resnet18" | "resnet18_projected":
             stem: Literal["cifar", "imagenet64"] = "cifar" if pixels <= 32 else "imagenet64"
@@ -124,8 +124,8 @@ def image_model(name: ImageModel, channels: int, num_classes: int, pixels: int) 
 
 
 class Block(nn.Module):
-    """Two 3 × 3 convolutions beside a shortcut, which is a 1 × 1 convolution where the shape changes. Maps are large:
-    those that no gradient needs are changed where they are."""
+    """Two 3 × 3 convolutions and a shortcut, which is a 1 × 1 convolution if the shape changes. Feature maps that no
+    gradient needs are changed in place, to save memory."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Block(nn.Module):
 
 
 def _resnet(channels: int, blocks: int, stem_stride: int) -> nn.Sequential:
-    """The features of a ResNet without max-pooling: a stem, so many blocks in each of four stages, a global mean."""
+    """The features of a ResNet without max-pooling: a stem, four stages of `blocks` blocks each, and a global mean."""
     stem = nn.Conv2d(channels, WIDTHS[0], 3, stride=stem_stride, padding=1, bias=False)
     layers: list[nn.Module] = [stem, nn.BatchNorm2d(WIDTHS[0]), nn.ReLU(inplace=True)]
     width = WIDTHS[0]

@@ -1,7 +1,7 @@
-"""Tasks whose clients are sites as the world has them: hospitals, regions, kinds of goods.
+"""Tasks whose clients are natural sites: hospitals, regions, kinds of products.
 
-Each site is a domain with a test set of its own. What an encoder has to know is found from training rows only, as sums
-over the sites. Files are read below the folder that the environment variable PROTOFED_DATA names.
+Each site is a domain with its own test set. Encoders are fitted on training rows only, from sums over the sites. Files
+are read below the folder that the environment variable PROTOFED_DATA names.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ class HeartDisease:
     """Heart disease at four hospitals, UCI: 920 patients, each hospital a client and a domain."""
 
     test_share: Share = 0.34
-    """The share of each class at each hospital that is kept for testing."""
+    """The share of each class at each hospital that is used for testing."""
     split_seed: int = 0
-    """Of the draw of the test sets; it is not the run's seed."""
+    """Seed of the draw of the test sets. It is not the run's seed."""
     width: Count = 16
-    """Hidden units of the network, which are its features."""
+    """Number of hidden units of the network, which are its features."""
     pooled: bool = False
-    """Whether one client has the training rows of all hospitals: what could be had if data could be shared."""
+    """Whether one client has the training rows of all hospitals, as if data could be shared."""
 
     def build(self) -> Task:
         sites = {}
@@ -53,12 +53,12 @@ class HeartDisease:
 
 @dataclass(frozen=True)
 class TcgaBrca:
-    """Death within some years of breast cancer in six regions, TCGA-BRCA as FLamby splits it."""
+    """Survival of breast cancer patients in six regions, TCGA-BRCA with FLamby's split."""
 
     horizon: Count = tcga_brca.HORIZON
-    """In days: label 1 is death up to this day, label 0 life beyond it; patients not seen for so long are left out."""
+    """In days. Label 1 is death up to this day, label 0 is survival beyond it. Others are left out."""
     width: Count = 16
-    """Hidden units of the network, which are its features."""
+    """Number of hidden units of the network, which are its features."""
 
     def build(self) -> Task:
         regions = tcga_brca.read(data_root("tcga_brca", tcga_brca.OBTAIN))
@@ -73,24 +73,26 @@ class TcgaBrca:
         labels = patients.labels(self.horizon)
         rows = np.flatnonzero(labels >= 0)
         if not len(rows):
-            raise BadInput(f"task tcga_brca: nobody in {region} has a label at {self.horizon} days; try fewer")
+            raise BadInput(
+                f"task tcga_brca: nobody in {region} has a label at {self.horizon} days; choose a smaller horizon"
+            )
         return Labelled(patients.table.take(rows), labels[rows])
 
 
 @dataclass(frozen=True)
 class AmazonReviews:
-    """Praise or blame in reviews of books, DVDs, electronics and kitchenware; each of the four is a domain."""
+    """Positive or negative reviews of books, DVDs, electronics and kitchenware; each of the four is a domain."""
 
     clients_per_domain: Count = 2
-    """Among so many the training reviews of a domain are dealt out, class by class."""
+    """Number of clients of each domain. The training reviews of the domain are divided among them, class by class."""
     dimensions: Annotated[int, Ge(16)] = 4096
-    """Numbers to which words and pairs of words are hashed."""
+    """Number of dimensions to which words and word pairs are hashed."""
     test_share: Share = 0.2
-    """The share of each class in each domain that is kept for testing."""
+    """The share of each class in each domain that is used for testing."""
     split_seed: int = 0
-    """Of the draw of the test sets and of the dealing; it is not the run's seed."""
+    """Seed of the draw of the test sets and of the division among clients. It is not the run's seed."""
     width: Count = 64
-    """Hidden units of the network, which are its features."""
+    """Number of hidden units of the network, which are its features."""
 
     def build(self) -> Task:
         clients: dict[ClientId, Data] = {}
@@ -100,9 +102,9 @@ class AmazonReviews:
             data, seed = _distinct(reviews, self.dimensions), derive_seed(self.split_seed, domain)
             rows = split(data.y, self.test_share, seed)
             tests[domain] = data.rows(rows.test)
-            own = _dealt(domain, self.clients_per_domain, data.rows(rows.train), seed)
-            clients |= own
-            domain_of |= dict.fromkeys(own, domain)
+            domain_clients = _divided(domain, self.clients_per_domain, data.rows(rows.train), seed)
+            clients |= domain_clients
+            domain_of |= dict.fromkeys(domain_clients, domain)
         return Task(clients, tests, 2, self._parts, domain_of, name="amazon_reviews")
 
     def _parts(self, client: ClientId) -> Parts:
@@ -138,7 +140,7 @@ def _tabular_task(
 
 
 def _pooled(task: Task) -> Task:
-    """The same examples, all at one client, which has no domain."""
+    """The same examples at a single client, which has no domain."""
     x = torch.cat([data.x[data.index] for data in task.clients.values()])
     y = torch.cat([data.labels for data in task.clients.values()])
     return replace(task, clients={"everyone": Data.of(x, y)}, domain_of={}, local_tests={})
@@ -149,14 +151,14 @@ def _encoded(encoder: Encoder, rows: Labelled) -> Data:
 
 
 def _distinct(reviews: amazon_reviews.Reviews, dimensions: int) -> Data:
-    """Each text once, so that none is both learnt and tested."""
+    """Each text once, so that no text is both in training and in a test set."""
     first = {text: row for row, text in reversed(list(enumerate(reviews.texts)))}
     rows = sorted(first.values())
     x = amazon_reviews.encode([reviews.texts[row] for row in rows], dimensions)
     return Data.of(torch.from_numpy(x), torch.from_numpy(reviews.y[rows]))
 
 
-def _dealt(domain: str, players: int, data: Data, seed: int) -> dict[ClientId, Data]:
-    """Equal shares of each class for so many clients of a domain."""
-    everyone = {f"{domain}-{k + 1}": data.labels for k in range(players)}
+def _divided(domain: str, num_clients: int, data: Data, seed: int) -> dict[ClientId, Data]:
+    """Equal shares of each class for the clients of a domain."""
+    everyone = {f"{domain}-{k + 1}": data.labels for k in range(num_clients)}
     return {client: data.rows(rows) for client, rows in proportional(everyone, data.labels, seed).items()}

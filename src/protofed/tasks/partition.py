@@ -1,9 +1,9 @@
-"""Who holds which rows: rules that divide labelled examples among clients, and a client's rows by what they are for.
+"""Rules that divide labelled examples among clients, and a client's rows into training and test sets.
 
-Every rule is a pure function of labels (N,), int64, and a seed, and gives rows, int64, in ascending order. No row is
-given twice. Draws depend on the seed alone: divide each domain, and each client's rows, with a seed of its own
-(`derive_seed(seed, name)`), or equal numbers of rows are drawn alike. What a class is called makes no difference, but
-to `shards`, which sorts by it; classes are those that occur in the labels.
+Every rule is a pure function of labels (N,), int64, and a seed. It returns rows, int64, in ascending order, and gives
+no row twice. Draws depend on the seed only. So divide each domain, and each client's rows, with its own seed
+(`derive_seed(seed, name)`); otherwise domains of equal size get the same rows. The numbers of the classes matter to
+`shards` only, which sorts by them. Classes are those that occur in the labels.
 
 The rules are those of FPL (Huang et al., CVPR 2023) for domains; of NIID-Bench (Li et al., ICDE 2022) for label skew;
 of McMahan et al. (AISTATS 2017) for shards; and of pFedCSPC (TNNLS 2024) for test sets.
@@ -25,15 +25,15 @@ from protofed.errors import BadInput
 from protofed.seeds import derive_seed, generator
 
 ATTEMPTS = 1000
-"""How often `dirichlet` draws before it says that the wish cannot be met."""
+"""Number of draws of `dirichlet` before it gives up."""
 LEAST, MOST = 1e-3, 1e6
-"""Concentrations whose draws floats can hold. Beyond them clients have one class each, or all the same."""
+"""Concentrations that floats can represent. Below, each client has one class; above, all clients are the same."""
 NOBODY = -1
 
 
 @dataclass(frozen=True)
 class Divided:
-    """A client's rows by what they are for."""
+    """A client's rows for training, validation and testing."""
 
     train: Tensor
     validation: Tensor
@@ -41,21 +41,22 @@ class Divided:
 
 
 def portion(fraction: float, count: int) -> int:
-    """The whole part of `fraction` of `count`, FPL's size of a client; `count` may be more than there is at hand.
+    """`fraction` of `count`, rounded down: FPL's size of a client.
 
-    The fraction is the decimal number that was written: 0.29 of 100 is 29, where floats multiply to 28.999….
+    The fraction is taken as the decimal that was written: 0.29 of 100 is 29, although floats multiply to 28.999….
     """
     if not 0 < fraction <= 1:
-        raise BadInput(f"a client cannot have {fraction} of a domain: give a fraction above 0, at most 1")
+        raise BadInput(f"a client cannot have {fraction} of a domain; give a fraction above 0 and at most 1")
     return floor(_exact(fraction) * count)
 
 
 def allotted(labels: Tensor, sizes: Mapping[str, int], seed: int, every_class: bool = True) -> dict[str, Tensor]:
-    """FPL's allocation within a domain: disjoint random rows, as many for each client as `sizes` says.
+    """FPL's allocation within a domain: disjoint random rows, `sizes` of them for each client.
 
-    With `every_class`, a client that lacks a class takes a random row of it, which nobody uses or else of a client with
-    two or more, and gives up in exchange a random row of a class of which it has two or more. The published code may
-    so give one image to two clients; here it never does. Clients are served in the order of their names.
+    With `every_class`, a client that lacks a class gets a random row of it. The row is unused, or comes from a client
+    that has at least two. In exchange, the client gives up a random row of a class of which it has at least two.
+    In the published code, this may give one image to two clients; here it never does. Clients are served in the order
+    of their names.
     """
     classes, names = _classes(labels), sorted(sizes)
     _check_sizes(labels, sizes)
@@ -72,17 +73,18 @@ def allotted(labels: Tensor, sizes: Mapping[str, int], seed: int, every_class: b
 
 
 def exchanged(owner: Tensor, classes: Tensor, client: int, missing: int, draws: torch.Generator) -> Tensor:
-    """The owners (N,) after `client` has taken a row of the class that it misses for one that it can spare.
+    """The owners (N,) after `client` has exchanged a spare row for a row of the class that it lacks.
 
-    There are such rows if the client has as many rows as there are classes, and the class as many as there are clients:
-    it then holds two of another class; and the class is either not used up, or someone among the others holds two.
+    Such rows exist if the client has at least as many rows as there are classes, and the class at least as many rows as
+    there are clients. Then the client has two rows of another class; and the class has an unused row, or some other
+    client has two of it.
     """
-    is_missing, is_own = classes == missing, owner == client
+    is_missing, is_clients = classes == missing, owner == client
     free = is_missing & (owner == NOBODY)
-    # One place more than there are clients: nobody, −1, finds the last one, which is 0.
+    # One more entry than there are clients: the index −1 of NOBODY finds the last entry, which is 0.
     held = owner[is_missing & ~free].bincount(minlength=int(owner.max()) + 2)
     lent = is_missing & (held[owner] >= 2)
-    spare = is_own & (classes[is_own].bincount(minlength=int(classes.max()) + 1)[classes] >= 2)
+    spare = is_clients & (classes[is_clients].bincount(minlength=int(classes.max()) + 1)[classes] >= 2)
     taken, given = _one(free if free.any() else lent, draws), _one(spare, draws)
     after = owner.clone()
     after[taken], after[given] = client, owner[taken]
@@ -92,11 +94,11 @@ def exchanged(owner: Tensor, classes: Tensor, client: int, missing: int, draws: 
 def dirichlet(
     labels: Tensor, num_clients: int, concentration: float, seed: int, minimum: int = 10, minimum_classes: int = 2
 ) -> tuple[Tensor, ...]:
-    """Label skew, the lower the `concentration` β the stronger: each class is cut at proportions drawn from Dir(β).
+    """Label skew: each class is divided in proportions drawn from Dir(β). A lower `concentration` β gives more skew.
 
-    A client with its even share of all rows, N / `num_clients`, is given nothing of the classes that follow. Draws are
-    repeated until each client has `minimum` rows and `minimum_classes` classes. Every row is given. (The published code
-    draws three times at most and then moves rows by hand.)
+    A client that has its even share of all rows, N / `num_clients`, gets nothing of later classes. Draws are repeated
+    until each client has `minimum` rows and `minimum_classes` classes. All rows are used. (The published code draws at
+    most three times and then moves rows.)
     """
     classes = _classes(labels)
     counts = classes.bincount().tolist()
@@ -106,7 +108,7 @@ def dirichlet(
         if table.sum(1).min() >= minimum and (table > 0).sum(1).min() >= minimum_classes:
             return _dealt(classes, torch.from_numpy(table), generator(seed, "dirichlet", "rows"))[:-1]
     raise BadInput(
-        f"{ATTEMPTS} draws from Dir({concentration}) gave none in which each of {num_clients} clients has at least "
+        f"none of {ATTEMPTS} draws from Dir({concentration}) gave each of {num_clients} clients at least "
         f"{minimum} examples and {minimum_classes} classes: raise the concentration, take fewer clients, or lower "
         "minimum or minimum_classes"
     )
@@ -115,10 +117,11 @@ def dirichlet(
 def skewed(
     counts: Sequence[int], num_clients: int, proportions: Callable[[int, int], NDArray[np.float64]]
 ) -> NDArray[np.int64]:
-    """How many rows of each class each client gets, (clients, classes); `proportions(c, n)` divides class c among n.
+    """Number of rows of each class for each client, (clients, classes). `proportions(c, n)` divides class c among n
+    clients: those with less than their even share so far.
 
-    The n are the clients with less than their even share so far. To draw for them alone has the same law as to draw for
-    all, to set the others to zero and to renormalise, and does not fail where all that is left has rounded to zero.
+    Drawing for these clients only has the same distribution as drawing for all, setting the others to zero and
+    renormalising; but it cannot fail when the remaining proportions round to zero.
     """
     table = np.zeros((num_clients, len(counts)), dtype=np.int64)
     for c, count in enumerate(counts):
@@ -128,16 +131,17 @@ def skewed(
 
 
 def cut(count: int, proportions: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Sizes of the pieces of `count` rows between the cumulative proportions, rounded down; the last has the rest."""
+    """Sizes of the pieces when `count` rows are cut at the cumulative proportions, rounded down. The last piece has
+    the rest."""
     ends = np.floor(np.cumsum(proportions) * count).astype(np.int64)
     ends[-1] = count
     return np.diff(ends, prepend=0)
 
 
 def shards(labels: Tensor, num_clients: int, shards_per_client: int, seed: int) -> tuple[Tensor, ...]:
-    """The pathological split: rows sorted by label, cut into equal shards, which are dealt out at random.
+    """The pathological split: rows are sorted by label and cut into equal shards, which are dealt out at random.
 
-    Within a label rows stay in their order. If the rows do not divide evenly, the last shards have one row more each.
+    Within a label, rows keep their order. If the rows do not divide evenly, the last shards have one more row each.
     """
     _check_labels(labels)
     num_shards = num_clients * shards_per_client
@@ -154,24 +158,24 @@ def shards(labels: Tensor, num_clients: int, shards_per_client: int, seed: int) 
 
 
 def by_site(sites: Sequence[str]) -> dict[str, Tensor]:
-    """The rows of each site, sites in the order of their names."""
+    """The rows of each site. Sites are in the order of their names."""
     rows: dict[str, list[int]] = {site: [] for site in sorted(set(sites))}
     for row, site in enumerate(sites):
         if not site.strip():
-            raise BadInput(f"row {row} has no site: name one, or leave the row out")
+            raise BadInput(f"row {row} has no site; name one, or leave out the row")
         rows[site].append(row)
-    return {site: torch.tensor(own) for site, own in rows.items()}
+    return {site: torch.tensor(site_rows) for site, site_rows in rows.items()}
 
 
 def split(labels: Tensor, test: float, seed: int, validation: float = 0.0) -> Divided:
-    """A client's rows in parts that resemble each other: `test` and `validation` are fractions, training has the rest.
+    """A stratified split of a client's rows. `test` and `validation` are fractions; training gets the rest.
 
-    Both parts have the right number of rows, and of each class, to less than one row; largest remainders decide which
-    classes are rounded up. But every class keeps a row for training, so that where many classes have only one or two
-    rows there are fewer for the other parts.
+    The sizes of the parts, in all and of each class, differ from the exact fractions by less than one row. Largest
+    remainders decide which classes are rounded up. Every class keeps at least one row for training, so the other parts
+    are smaller if many classes have only one or two rows.
     """
     if not (test >= 0 and validation >= 0 and test + validation < 1):
-        raise BadInput(f"test {test} and validation {validation} are no fractions that leave some for training")
+        raise BadInput(f"test {test} and validation {validation} must be fractions of 0 or more with a sum below 1")
     classes, ties = _classes(labels), generator(seed, "split", "ties")
     counts = classes.bincount().tolist()
     num_test = _nearest(_exact(test) * len(labels))
@@ -184,11 +188,11 @@ def split(labels: Tensor, test: float, seed: int, validation: float = 0.0) -> Di
 
 
 def proportional(train_labels: Mapping[str, Tensor], test_labels: Tensor, seed: int) -> dict[str, Tensor]:
-    """A test set divided among clients as the training rows are: of each class, in proportion to theirs of that class.
+    """Divides a test set among clients, each class in proportion to the clients' training rows of that class.
 
-    The parts are disjoint, and complete but for classes that no client has; largest remainders decide on the odd rows.
-    This is pFedCSPC's division. `evaluation.local_tests.local_test` differs: it gives each client the largest set with
-    its own label proportions, and so the same row to many clients.
+    The parts are disjoint, and cover all classes that a client has. Fractions are rounded by largest remainders. This
+    is pFedCSPC's division. `evaluation.local_tests.local_test` differs: it gives each client the largest set with its
+    own label proportions, so that many clients may share a row.
     """
     classes, names = _classes(test_labels), sorted(train_labels)
     if not names:
@@ -196,15 +200,16 @@ def proportional(train_labels: Mapping[str, Tensor], test_labels: Tensor, seed: 
     columns = []
     for c, count in enumerate(classes.bincount().tolist()):
         label = test_labels[classes == c][0]
-        theirs = [int((train_labels[name] == label).sum()) for name in names]
-        shares = [Fraction(count * own, max(sum(theirs), 1)) for own in theirs]
+        train_counts = [int((train_labels[name] == label).sum()) for name in names]
+        shares = [Fraction(count * train_count, max(sum(train_counts), 1)) for train_count in train_counts]
+        # The word in the seed is the former name of this function. Another word would draw other rows.
         columns.append(apportioned(count, shares, [count] * len(names), generator(seed, "alike", "ties", c)))
     rows = _dealt(classes, torch.tensor(columns).T, generator(seed, "alike", "rows"))
     return dict(zip(names, rows[:-1], strict=True))
 
 
 def apportioned(total: int, shares: Sequence[Fraction], most: Sequence[int], ties: torch.Generator) -> list[int]:
-    """The shares rounded up or down to give `total`, up by largest remainders, none above `most`; ties are drawn."""
+    """Rounds the shares so that their sum is `total`, by largest remainders, each at most `most`. Ties are random."""
     sizes = [min(floor(share), top) for share, top in zip(shares, most, strict=True)]
     order = torch.randperm(len(shares), generator=ties).tolist()
     by_remainder = sorted(order, key=lambda i: shares[i] % 1, reverse=True)
@@ -215,7 +220,7 @@ def apportioned(total: int, shares: Sequence[Fraction], most: Sequence[int], tie
 
 
 def _dealt(classes: Tensor, table: Tensor, draws: torch.Generator) -> tuple[Tensor, ...]:
-    """Random rows, `table[k, c]` of class c for holder k, and as one more holder those that are left."""
+    """Random rows: `table[k, c]` rows of class c for holder k. The last entry has the rows that are left."""
     rest = classes.bincount() - table.sum(0)
     order = torch.randperm(len(classes), generator=draws)
     by_class = order[classes[order].argsort(stable=True)]
@@ -229,13 +234,13 @@ def _pieces(rows: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _proportions(concentration: float, seed: int, attempt: int, label: int, num: int) -> NDArray[np.float64]:
-    # torch has Dirichlet draws only from its global generator.
+    # torch draws from a Dirichlet distribution with its global generator only.
     draws = np.random.Generator(np.random.PCG64(derive_seed(seed, "dirichlet", attempt, label)))
     return draws.dirichlet(np.full(num, concentration))
 
 
 def _classes(labels: Tensor) -> Tensor:
-    """The class of each row as 0, 1, … in the order in which classes first appear."""
+    """The class of each row as 0, 1, …, numbered by first appearance."""
     _check_labels(labels)
     _, first, by_value = np.unique(labels.numpy(), return_index=True, return_inverse=True)
     return torch.from_numpy(first.argsort().argsort()[by_value])
@@ -251,24 +256,28 @@ def _exact(fraction: float) -> Fraction:
 
 
 def _nearest(number: Fraction) -> int:
-    """Halves go up."""
+    """The nearest integer; halves are rounded up."""
     return floor(number + Fraction(1, 2))
 
 
 def _check_labels(labels: Tensor) -> None:
     if labels.dim() != 1 or labels.dtype != torch.int64:
-        raise BadInput(f"labels are {tuple(labels.shape)} of {labels.dtype}: give one torch.int64 per example, (N,)")
+        raise BadInput(
+            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}; give one torch.int64 per example, (N,)"
+        )
     if not len(labels):
         raise BadInput("there are no examples to divide")
 
 
 def _check_sizes(labels: Tensor, sizes: Mapping[str, int]) -> None:
     if not sizes or min(sizes.values()) < 1:
-        raise BadInput(f"the clients' sizes are {dict(sizes)}: name at least one client, and give each an example")
+        raise BadInput(
+            f"the clients' sizes are {dict(sizes)}; name at least one client, and give each at least one example"
+        )
     missing = sum(sizes.values()) - len(labels)
     if missing > 0:
         raise BadInput(
-            f"{len(sizes)} clients are to have {sum(sizes.values())} examples of {len(labels)}: {missing} are missing. "
+            f"{len(sizes)} clients need {sum(sizes.values())} examples of {len(labels)}: {missing} are missing. "
             "Give them a smaller fraction, take fewer clients, or get more examples"
         )
 
@@ -278,13 +287,13 @@ def _check_classes(labels: Tensor, sizes: Mapping[str, int]) -> None:
     smallest = min(sizes, key=lambda name: (sizes[name], name))
     if sizes[smallest] < len(values):
         raise BadInput(
-            f"client {smallest!r} is to have every one of {len(values)} classes, in {sizes[smallest]} examples: "
+            f"client {smallest!r} cannot have all {len(values)} classes with {sizes[smallest]} examples: "
             "give it more, or set every_class to False"
         )
     if counts.min() < len(sizes):
         raise BadInput(
-            f"class {values[counts.argmin()]} has {counts.min()} examples and {len(sizes)} clients are to have one "
-            "each: take fewer clients, or set every_class to False"
+            f"class {values[counts.argmin()]} has {counts.min()} examples, but {len(sizes)} clients need one each: "
+            "take fewer clients, or set every_class to False"
         )
 
 
@@ -292,9 +301,9 @@ def _check_dirichlet(
     counts: Sequence[int], num_clients: int, concentration: float, minimum: int, minimum_classes: int
 ) -> None:
     if num_clients < 1:
-        raise BadInput(f"the number of clients is {num_clients}: give at least 1")
+        raise BadInput(f"the number of clients is {num_clients}; give at least 1")
     if not LEAST <= concentration <= MOST:
-        raise BadInput(f"the concentration is {concentration}: give a number from {LEAST} to {MOST}")
+        raise BadInput(f"the concentration is {concentration}; give a number from {LEAST} to {MOST}")
     if num_clients * max(minimum, minimum_classes) > sum(counts) or minimum_classes > len(counts):
         raise BadInput(
             f"{sum(counts)} examples of {len(counts)} classes cannot give each of {num_clients} clients {minimum} "
