@@ -25,10 +25,9 @@ from protofed.api.requests import Objective
 from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.engine.federation import Federation, Training
-from protofed.methods.pfedcspc import HEAD, PFedCSPC
+from protofed.methods.pfedcspc import HEAD, PFedCSPC, calibration
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
-from protofed.methods.pfedcspc import calibration
 from protofed.prototypes.class_means import Prototypes, mean_over_owners, no_prototypes
 from protofed.prototypes.finch import finch
 from protofed.prototypes.kmeans import kmeans, partitioned
