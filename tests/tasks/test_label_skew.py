@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from protofed.evaluation.local_tests import label_counts, local_test
 
 from picture_doubles import made_up
 from protofed import METHODS, BadInput, Task
 from protofed.datasets.examples import Dataset, Split
 from protofed.engine.federation import Federation, Training
+from protofed.engine.test_sets import label_counts, local_rows, pooled_tests
 from protofed.tasks import TASKS, label_skew
 from protofed.tasks.label_skew import PREPROCESSING, Cifar10, FashionMnist, TinyImagenet
 
@@ -58,7 +58,9 @@ def test_a_client_with_too_few_images_to_keep_any_is_tested_on_others() -> None:
     assert few, "the draw gives every client enough"
     assert max(len(task.clients[client]) for client in few) <= 3
     for client in few:
-        (data,) = local_test(task, client, 0)
+        pooled = pooled_tests(task.tests)
+        assert pooled is not None
+        data = pooled.rows(local_rows(task, client, 0))
         assert data.x is task.tests["cifar10"].x
 
 

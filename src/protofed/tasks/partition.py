@@ -191,7 +191,7 @@ def proportional(train_labels: Mapping[str, Tensor], test_labels: Tensor, seed: 
     """Divides a test set among clients, each class in proportion to the clients' training rows of that class.
 
     The parts are disjoint, and cover all classes that a client has. Fractions are rounded by largest remainders. This
-    is pFedCSPC's division. `evaluation.local_tests.local_test` differs: it gives each client the largest set with its
+    is pFedCSPC's division. `engine.test_sets.local_rows` differs: it gives each client the largest set with its
     own label proportions, so that many clients may share a row.
     """
     classes, names = _classes(test_labels), sorted(train_labels)

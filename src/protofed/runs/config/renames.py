@@ -28,6 +28,7 @@ class Renamed:
 RENAMED = (
     Renamed(("training", "on_divergence"), value="halve", new="retry_half_lr"),
     Renamed(("task", "name"), value="own", new="custom"),
+    Renamed(("task", "local_tests"), value="alike", new="proportional"),
 )
 """All renames. A new one is added here and nowhere else."""
 
