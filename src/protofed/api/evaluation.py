@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated
 
 import torch
@@ -48,6 +49,12 @@ class TestSets:
     """The client's own test set, if it is not a part of `pooled`."""
     __test__ = False  # pytest takes the name for a test's
 
+    @cached_property
+    def labels(self) -> Tensor:
+        """Of `pooled`, on the CPU: brought there once for all clients."""
+        assert self.pooled is not None
+        return self.pooled.labels.cpu()
+
     @property
     def has_own(self) -> bool:
         return self.own_rows is not None or self.own is not None
@@ -69,14 +76,14 @@ def confusion_of(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 
 
 def evaluation_of(
-    outcomes: Outcomes | None, own: Outcomes | None, tests: TestSets, counts: Tensor, num_classes: int
+    outcomes: Outcomes | None, own: Outcomes | None, tests: TestSets, counts: Tensor | None, num_classes: int
 ) -> Evaluation:
     """The counts and scores of one model, from its outcomes on the pooled test sets and on the client's own; on the
     CPU. `counts` (C,) are the client's training examples of each class."""
     confusion, area = torch.zeros(0, num_classes, num_classes, dtype=torch.int64), torch.zeros(0)
     matrix = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     if outcomes is not None and tests.pooled is not None:
-        labels, sizes = tests.pooled.labels.cpu(), list(tests.sizes.values())
+        labels, sizes = tests.labels, list(tests.sizes.values())
         columns = (outcomes.predicted, outcomes.margin, labels)
         parts = list(zip(*(torch.split(column, sizes) for column in columns), strict=True))
         confusion = torch.stack([confusion_of(predicted, truth, num_classes) for predicted, _, truth in parts])
@@ -87,9 +94,9 @@ def evaluation_of(
     if own is not None and tests.own is not None:
         matrix = matrix + confusion_of(own.predicted, tests.own.labels.cpu(), num_classes)
     scores: dict[str, float] = {}
-    if tests.has_own:
+    if tests.has_own and counts is not None:
         pooled = confusion.sum(0) if len(confusion) else matrix
-        scores = measured("personal", PersonalJudgement(pooled, matrix, counts.cpu()))
+        scores = measured("personal", PersonalJudgement(pooled, matrix, counts))
     return Evaluation(confusion, area.double(), {n: torch.tensor(v, dtype=torch.float64) for n, v in scores.items()})
 
 

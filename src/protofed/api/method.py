@@ -158,9 +158,10 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
             pooled = await client.map(self.outcomes, params, known, data=tests.pooled)
         if tests.own is not None:
             own = await client.map(self.outcomes, params, known, data=tests.own)
-        counts = torch.bincount(client.data.labels, minlength=client.num_classes)
+        counts = torch.bincount(client.data.labels.cpu(), minlength=client.num_classes) if tests.has_own else None
         with torch.device("cpu"):  # counts and scores are few, and read one by one
-            return evaluation_of(_on_cpu(pooled), _on_cpu(own), tests, counts, client.num_classes)
+            is_binary = client.num_classes == 2
+            return evaluation_of(_on_cpu(pooled, is_binary), _on_cpu(own, is_binary), tests, counts, client.num_classes)
 
     async def evaluate_own(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Evaluation, Memory]:
         """A step: how the model does that this client would use now."""
@@ -168,8 +169,12 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         return Reply(evaluation, memory)
 
 
-def _on_cpu(outcomes: Outcomes | None) -> Outcomes | None:
-    return None if outcomes is None else Outcomes(outcomes.predicted.cpu(), outcomes.margin.cpu())
+def _on_cpu(outcomes: Outcomes | None, is_binary: bool) -> Outcomes | None:
+    if outcomes is None:
+        return None
+    predicted = outcomes.predicted.cpu()
+    has_margin = is_binary or outcomes.margin.device == predicted.device
+    return Outcomes(predicted, outcomes.margin.cpu() if has_margin else torch.zeros(len(predicted), device="cpu"))
 
 
 def validate(

@@ -251,12 +251,16 @@ class Federation:
         with unplaced():
             return pooled_tests(self.task.tests)
 
+    @cached_property
+    def _domain_tests(self) -> TestSets:
+        return TestSets(self.pooled_tests, {name: len(data) for name, data in self.task.tests.items()})
+
     def test_sets(self, client: ClientId, kind: TestKind = "all") -> TestSets:
         """What a client's models are tested on."""
         if kind == "none" or not self.task.tests:
             return TestSets()
         if kind == "domains":
-            return TestSets(self.pooled_tests, {name: len(data) for name, data in self.task.tests.items()})
+            return self._domain_tests
         if client not in self._tests:
             with unplaced():
                 self._tests[client] = client_tests(self.task, client, self.training.seed, self.pooled_tests)

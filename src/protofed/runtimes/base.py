@@ -20,6 +20,7 @@ from protofed.api.task import ClientId, Task
 from protofed.errors import RunFailed
 from protofed.nn.networks import Networks
 from protofed.runtimes.client_store import ClientStore, Receipt
+from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
 from protofed.tree import Tree, record
 
@@ -131,7 +132,8 @@ class Job:
 
     def finished(self, reply: Reply[Any, Any], before: Tree, store: ClientStore) -> "Answer | Failure":
         """What the server is given: the upload, and a receipt of what the client keeps."""
-        bad = non_finite(reply.memory)
+        with unplaced():
+            bad = non_finite(reply.memory)
         if bad:
             return Failure(self.client, Reason.NON_FINITE, f"its memory, {bad}, holds values that are not finite")
         if self.receipt is not None:
@@ -221,6 +223,8 @@ def non_finite(value: Tree) -> str:
     """Where a record holds values that are not finite; empty if nowhere."""
     leaves = tree.named_leaves(value)
     floats = {path: leaf for path, leaf in leaves.items() if leaf.is_floating_point() and leaf.numel()}
+    if not floats:  # a question to the device would wait for it
+        return ""
     if tree.norms(floats.values(), torch.inf).isfinite().all():
         return ""
     return next(path for path, leaf in floats.items() if not leaf.isfinite().all())
