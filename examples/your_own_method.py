@@ -25,3 +25,4 @@ if __name__ == "__main__":
     result = protofed.run(FedSmall(feature_decay=0.05), "minidigits", rounds=2, epochs=1)
     for domain, accuracy in result.accuracy("last").items():
         print(f"{domain:8} {100 * accuracy:.1f} %")
+    print(f"average  {100 * result.metrics('last')['average']:.1f} %")
