@@ -93,4 +93,4 @@ def test_a_class_that_nobody_has_is_possible(method: type[Method[Any, Any, Any, 
     without = {c: d.rows(torch.where(d.labels != 1)[0]) for c, d in task.clients.items()}
     result = protofed.run(method(), replace(task, clients=without), rounds=2, epochs=1, batch_size=8)
     assert all(not r.failures for r in result.rounds)
-    assert 0 <= result.accuracy("last")["average"] <= 1
+    assert 0 <= result.metrics("last")["average"] <= 1

@@ -1,12 +1,13 @@
 """The gate: every fault of an upload has its reason and its path."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from protofed.api.roles import Count, Label, Prototype, Weights
 from protofed.engine.upload_validation import Limits, UploadValidator
 from protofed.runtimes.base import NOT_THE_CLIENTS_FAULT, Failure, Reason
 from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
@@ -14,16 +15,16 @@ from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leav
 
 @record
 class Prototypes:
-    mean: Tensor
-    count: Tensor
+    mean: Annotated[Tensor, Prototype()]
+    count: Annotated[Tensor, Count()]
 
 
 @record
 class Upload:
-    params: Params
+    params: Annotated[Params, Weights()]
     prototypes: Prototypes
-    num_examples: Tensor
-    label: Tensor
+    num_examples: Annotated[Tensor, Count()]
+    label: Annotated[Tensor, Label()]
 
 
 def admitted(client: str, upload: Tree, like: Tree, num_classes: int) -> Any:

@@ -538,7 +538,10 @@ GUARDS = (
         id="memory-kept-only-accepted-uploads",
         what="memory is kept only of accepted uploads",
         tests="tests/faults/test_uploads.py -k costs_its_client",
-        after="self._keep(client, outcome)",
+        swap=(
+            "if not isinstance(upload, Failure):",
+            "if self._receipts.update({client: outcome.receipt}) or not isinstance(upload, Failure):",
+        ),
     ),
     Guard(
         id="too-few-replies-abandon-round",
@@ -561,7 +564,7 @@ GUARDS = (
         id="troubles-no-strikes",
         what="troubles are no strikes",
         tests="tests/faults/test_uploads.py -k honest",
-        swap=("if failure.reason not in TROUBLES", ""),
+        swap=("if failure.reason not in NOT_THE_CLIENTS_FAULT", ""),
     ),
     Guard(
         id="good-upload-makes-up-for-refusals",
@@ -589,13 +592,13 @@ GUARDS = (
         id="client-gets-own-memory",
         what="a client gets its own memory",
         tests="tests/faults/test_participation.py -k another_keeps",
-        swap=("memories.get(client", "memories.get(min(state.memories, default=client)"),
+        swap=("receipts.get(client))", "receipts.get(min(state.receipts, default=client)))"),
     ),
     Guard(
         id="memories-committed-when-round-ends",
         what="memories are committed when the round ends",
         tests="tests/faults/test_participation.py -k 'too_few or second_attempt'",
-        after="self._state.memories[client] = outcome.memory",
+        after="self._state.receipts[client] = outcome.receipt",
     ),
     Guard(
         id="quarantine",
@@ -678,7 +681,7 @@ GUARDS = (
         id="workers-wait-no-longer-than-deadline",
         what="workers wait no longer than the deadline",
         tests="tests/faults/test_participation.py -k ten_deadlines",
-        swap=(", _seconds_until(min(worker.deadline for worker in busy.values()))", ""),
+        swap=(", _seconds_until(min(b.job.deadline for b in busy.values()))", ""),
     ),
     Guard(
         id="bare-word-no-number",

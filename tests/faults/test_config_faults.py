@@ -667,11 +667,11 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "a base that is refused": (
         '[task]\nname = "minidigits"\n[method]\nname = "ccvr"\n[method.base]\nname = "fedsr"\n[runtime]\nthreads = 0\n',
-        (":6: method.base.name: ccvr cannot go around fedsr: choose one of fedavg", "runtime.threads: "),
+        (":6: method.base.name: ccvr cannot go around fedsr: choose one of fpl", "runtime.threads: "),
     ),
     "a base for each client": (
         '[task]\nname = "minidigits"\n[method]\nname = "ga"\nbase = {name = "fedproto"}\nstep = 2\n',
-        (":5: method.base.name: ga cannot go around fedproto: choose one of fedavg", "method.step: "),
+        (":5: method.base.name: ga cannot go around fedproto: choose one of fpl", "method.step: "),
     ),
     "sharpness around sharpness": (
         PLAIN + '[training.optimizer]\nname = "sam"\nrho = -1\nbase = {name = "asam"}\n',

@@ -205,16 +205,16 @@ class Flaky(Sequential):
     replies: int
     times: int = 1000
 
+    def __post_init__(self) -> None:
+        super().__init__()
+
     def run(self, jobs: Iterable[Job]) -> Outcomes:
         self.times -= 1
         for number, job in enumerate(jobs):
             if self.times >= 0 and number >= self.replies:
                 yield job.client, Failure(job.client, Reason.CLIENT_ERROR, "told to fail")
             else:
-                yield from Sequential().run([job])
-
-    def open(self, federation: Federation) -> Any:
-        return Sequential().open(federation)
+                yield from super().run([job])
 
 
 def abandoned(caplog: pytest.LogCaptureFixture) -> list[str]:

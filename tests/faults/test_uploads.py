@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from doubles import bits, tiny
 from faults.wires import Outcomes, Scripted
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Uploads
+from protofed.api.roles import Count, Label, Prototype, Weights
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
 from protofed.engine.federation import Federation, Training
@@ -40,7 +41,7 @@ from protofed.methods.pfedcspc import PFedCSPC
 from protofed.optim.optimizers import Sgd
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Failure, Job, Reason, Ticket
+from protofed.runtimes.base import Answer, Failure, Job, Reason, Ticket
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
 
@@ -56,8 +57,8 @@ NAN, INF = float("nan"), float("inf")
 
 @record
 class Guess:
-    label: Tensor  # (2,)
-    mean: Tensor  # (2, 3)
+    label: Annotated[Tensor, Label()]  # (2,)
+    mean: Annotated[Tensor, Prototype()]  # (2, 3)
 
 
 @dataclass(frozen=True)
@@ -226,7 +227,7 @@ class Arena:
     """The state after a round in which the bad client was not asked."""
     whole: dict[str, Any]
 
-    def round(self, change: Callable[[ClientId, Reply[Any, Any]], Any]) -> State:
+    def round(self, change: Callable[[ClientId, Answer], Any]) -> State:
         return replace(self.federation, runtime=replace(self.runtime, change=change)).advance(self.before)
 
 
@@ -252,7 +253,7 @@ def arena(name: str) -> Arena:
 def test_a_client_that_fails_is_as_if_it_had_not_been_asked(name: str) -> None:
     """What the rounds below are compared with: a failure, and a sample without the client, come to the same."""
     own = arena(name)
-    failed = own.round(lambda c, reply: Failure(c, Reason.CLIENT_ERROR, "told to") if c == BAD else reply)
+    failed = own.round(lambda c, answer: Failure(c, Reason.CLIENT_ERROR, "told to") if c == BAD else answer)
     assert everything(failed) == own.absent
     assert own.whole != own.absent
 
@@ -269,16 +270,16 @@ def as_tree(arrays: Arrays) -> Tree:
     return found
 
 
-def in_process(own: Arena, reply: Reply[Any, Any], arrays: Arrays) -> Any:
-    return replace(reply, upload=as_tree(arrays))
+def in_process(own: Arena, answer: Answer, arrays: Arrays) -> Any:
+    return replace(answer, upload=as_tree(arrays))
 
 
-def on_a_wire(own: Arena, reply: Reply[Any, Any], arrays: Arrays) -> Any:
-    return sealed(ticket_of(own, reply), as_tree(arrays))
+def on_a_wire(own: Arena, answer: Answer, arrays: Arrays) -> Any:
+    return sealed(ticket_of(own, answer), as_tree(arrays), answer.receipt)
 
 
-def ticket_of(own: Arena, reply: Reply[Any, Any]) -> Ticket:
-    return Ticket("run-1", own.before.round, "round", 1, digest(named_leaves(reply.upload)))
+def ticket_of(own: Arena, answer: Answer) -> Ticket:
+    return Ticket("run-1", own.before.round, "round", 1, digest(named_leaves(answer.upload)))
 
 
 WAYS = {"reply": in_process, "message": on_a_wire}
@@ -287,8 +288,8 @@ WAYS = {"reply": in_process, "message": on_a_wire}
 def refused(own: Arena, change: Change, way: Callable[..., Any]) -> State:
     """The state after a round in which the bad client's upload was changed."""
 
-    def changed(client: ClientId, reply: Reply[Any, Any]) -> Any:
-        return way(own, reply, change(named_leaves(reply.upload))) if client == BAD else reply
+    def changed(client: ClientId, answer: Answer) -> Any:
+        return way(own, answer, change(named_leaves(answer.upload))) if client == BAD else answer
 
     return own.round(changed)
 
@@ -321,16 +322,22 @@ def test_a_bad_upload_is_refused_by_its_reason_and_costs_its_client_alone(
     after.failures[0].detail.encode()  # it will stand in a file
 
 
+class Poisoned(Sequential):
+    """The bad client's steps end with a memory that is not finite."""
+
+    def reply(self, job: Job, memory: Tree) -> Reply[Any, Any]:
+        reply = super().reply(job, memory)
+        if job.client != BAD:
+            return reply
+        leaves = [first(NAN)(leaf) for leaf in named_leaves(reply.memory).values()]
+        return replace(reply, memory=with_leaves(reply.memory, leaves))
+
+
 @pytest.mark.parametrize("name", ["fedproto", "fedpc", "pfedcspc"])
 def test_a_client_that_would_remember_what_is_not_finite_is_left_out(name: str) -> None:
     """V1: its upload may be good, but its next ones would not be."""
     own = arena(name)
-
-    def forgetting(client: ClientId, reply: Reply[Any, Any]) -> Any:
-        memory = with_leaves(reply.memory, [first(NAN)(leaf) for leaf in named_leaves(reply.memory).values()])
-        return replace(reply, memory=memory) if client == BAD else reply
-
-    after = own.round(forgetting)
+    after = replace(own.federation, runtime=Poisoned()).advance(own.before)
     assert [(f.client, f.reason) for f in after.failures] == [(BAD, Reason.NON_FINITE)]
     assert "its memory" in after.failures[0].detail
     assert everything(after) == own.absent
@@ -350,12 +357,11 @@ def test_every_reason_that_a_message_can_be_refused_for_is_tried() -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SENDERS)
 def test_an_unchanged_upload_counts_in_the_same_way_over_a_wire(name: str, way: str) -> None:
-    """V9: an envelope says the same as a reply. What a client at the other end of a wire keeps, it keeps there."""
+    """V9: a message says the same as an answer, the receipt of what its client keeps included."""
     own = arena(name)
     after = refused(own, lambda arrays: arrays, WAYS[way])
     assert after.failures == ()
-    server = {path: leaf for path, leaf in everything(after).items() if path.startswith("server")}
-    assert server == {path: leaf for path, leaf in own.whole.items() if path.startswith("server")}
+    assert everything(after) == own.whole
 
 
 def emptied(arrays: Arrays) -> Arrays:
@@ -399,16 +405,16 @@ def test_an_update_of_nothing_is_good(name: str, way: str) -> None:
 LARGE = """
 import json, struct
 import torch
-from protofed.engine.message import Envelope, Ticket, sealed
-from protofed.engine.upload_validation import Gate, Limits
-from protofed.engine.collector import Inbox
+from protofed.engine.message import Ticket, WireMessage, sealed
+from protofed.engine.upload_validation import Limits, UploadValidator
+from protofed.engine.collector import Collector
 from protofed.runtimes.base import Failure
 
 like = {"w": torch.zeros(2**22)}  # 16 MiB
-gate = Gate(like, Limits(5))
-ticket = Ticket("run", 0, "round", 1, gate.model)
+validator = UploadValidator(like, Limits(5))
+ticket = Ticket("run", 0, "round", 1, validator.model)
 good = sealed(ticket, like).data
-limit = gate.bounds.total
+limit = validator.bounds.total
 
 
 def headed(header, length=None, body=b""):
@@ -442,7 +448,7 @@ def peak():
 
 
 def said(outcome):
-    outcome = gate.validated("c", outcome) if isinstance(outcome, Envelope) else outcome
+    outcome = validator.validated("c", outcome) if isinstance(outcome, WireMessage) else outcome
     return str(outcome.reason) if isinstance(outcome, Failure) else "accepted"
 
 
@@ -450,9 +456,9 @@ found, rises = {}, {}
 for name, data in messages.items():
     open("/proc/self/clear_refs", "w").write("5")  # the peak is what there is now
     before = peak()
-    inbox = Inbox(["c"], ticket, gate.bounds, float("inf"), lambda client: True)
-    [(_, outcome)] = inbox.sorted([("c", Envelope(data))])
-    found[name] = [said(outcome), said(Envelope(data))]
+    collector = Collector(["c"], ticket, validator.bounds, float("inf"), lambda client: True)
+    [(_, outcome)] = collector.sorted([("c", WireMessage(data))])
+    found[name] = [said(outcome), said(WireMessage(data))]
     rises[name] = peak() - before
 print(json.dumps({"found": found, "rises": rises, "limit": limit}))
 """
@@ -485,11 +491,11 @@ def test_what_claims_to_be_large_is_refused_before_anything_is_made_of_it() -> N
 class Bag:
     """Something of every type that the gate knows."""
 
-    params: Params
-    mean: Tensor  # (4, 3)
-    count: Tensor  # (4,)
-    label: Tensor  # (2,)
-    num_examples: Tensor  # ()
+    params: Annotated[Params, Weights()]
+    mean: Annotated[Tensor, Prototype()]  # (4, 3)
+    count: Annotated[Tensor, Count()]  # (4,)
+    label: Annotated[Tensor, Label()]  # (2,)
+    num_examples: Annotated[Tensor, Count()]  # ()
 
 
 @dataclass(frozen=True)
@@ -733,7 +739,7 @@ class Fuzzed(Sequential):
     def run(self, jobs: Iterable[Job]) -> Outcomes:
         for job in jobs:
             [(client, outcome)] = super().run([job])
-            assert isinstance(outcome, Reply)
+            assert isinstance(outcome, Answer)
             ticket = job.ticket
             data = sealed(ticket, outcome.upload).data
             if client != self.federation.ids[0]:
@@ -825,7 +831,7 @@ def spoiling(clients: Callable[[ClientId, int], bool]) -> type[Sequential]:
             for job in jobs:
                 self.asked[-1].append(job.client)
                 [(client, outcome)] = super().run([job])
-                assert isinstance(outcome, Reply)
+                assert isinstance(outcome, Answer)
                 if clients(client, job.context.round):
                     outcome = replace(outcome, upload=first_leaf_spoiled(outcome.upload))
                 yield client, outcome

@@ -23,7 +23,7 @@ from methods.conformance import (
 from protofed.api.method import Method
 from protofed.data.batches import Batch
 from protofed.methods.ditto import Ditto
-from protofed.methods.families import OwnWeights, Weights
+from protofed.methods.families import OwnWeights
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Parts
 from protofed.tree import Params
@@ -71,7 +71,7 @@ def test_the_own_model_goes_on_from_itself_held_to_the_reference(method: Ditto) 
 def test_the_penalty_on_numbers_and_not_on_statistics() -> None:
     networks = federation(METHOD).networks_of("ann")
     params = networks.init(0)
-    anchor = Weights({name: leaf + 0.1 for name, leaf in params.items()})
+    anchor = {name: leaf + 0.1 for name, leaf in params.items()}
     batch = batch_of(TASK.transform.clean(TASK.clients["ann"].x), TASK.clients["ann"].y)
 
     def loss(method: Ditto) -> float:

@@ -48,7 +48,7 @@ from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares
 from protofed.prototypes.kmeans import no_partition
-from protofed.runtimes.base import Failure, Reason
+from protofed.runtimes.base import Answer, Failure, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 
@@ -369,6 +369,7 @@ class Spy(Sequential):
     """A runtime that does everything right, writes down who did what, and can make a step fail at a client."""
 
     def __init__(self, fails: tuple[str, str] = ("", ""), times: int = 0) -> None:
+        super().__init__()
         self.fails, self.times = fails, times
         self.replies: list[tuple[str, str, Any]] = []
         self.requests: list[Request[Any]] = []
@@ -383,8 +384,9 @@ class Spy(Sequential):
             runtime = Sequential()
             runtime.answer = self.answer  # type: ignore[method-assign]
             [(client, outcome)] = runtime.run([job])
-            if isinstance(outcome, Reply):
-                self.replies.append((step, client, outcome))
+            if isinstance(outcome, Answer):
+                memory = runtime.store.load(client, outcome.receipt)
+                self.replies.append((step, client, Reply(outcome.upload, memory)))
             yield client, outcome
 
     def answer(self, request: Request[Any]) -> Any:

@@ -244,7 +244,7 @@ def test_a_client_goes_on_from_the_distributions_that_it_kept() -> None:
     assert_same(second.memories["ann"], first.memories["ann"], "ann, who was not asked")
     used = matching(of.method.local_weights(second.server, second.memories["ann"]), REFERENCE)
     assert_same(used, second.memories["ann"].params, "what ann goes on from")
-    fresh = dataclasses.replace(second, memories={})
+    fresh = dataclasses.replace(second, receipts={})
     assert fingerprint(reply_of(of, second, "ann")) != fingerprint(reply_of(of, fresh, "ann"))
 
 

@@ -1,5 +1,6 @@
 """GA: how weights follow the gaps, how gaps are measured, and that it is its base without a step."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -249,7 +250,7 @@ def test_a_client_is_not_trained_on_what_it_is_judged_on() -> None:
     spoilt = task.clients["ann"].x.clone()
     spoilt[validation.index] = 0
     dark = type(own)(spoilt, task.clients["ann"].y, task.clients["ann"].index)
-    other = Federation(GA(), type(task)(**{**vars(task), "clients": {**task.clients, "ann": dark}}), of.training)
+    other = Federation(GA(), dataclasses.replace(task, clients={**task.clients, "ann": dark}), of.training)
     found = reply_of(other, other.start(), "ann")
     assert_same(found.upload.base, reply.upload.base, "ann's weights")
     assert found.upload.loss != reply.upload.loss

@@ -50,6 +50,7 @@ def large_storages(num_bytes: int) -> set[int]:
     """Addresses of all storages of at least this size that Python objects of the process hold."""
     gc.collect()
     tensors = [leaf for leaf in gc.get_objects() if issubclass(type(leaf), Tensor)]
+    tensors = [leaf for leaf in tensors if leaf.layout == torch.strided and not leaf.is_meta]
     return {t.untyped_storage().data_ptr() for t in tensors if t.untyped_storage().nbytes() >= num_bytes}
 
 

@@ -1,5 +1,6 @@
 """`protofed compare` and `protofed demo`: many runs and one report."""
 
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -85,7 +86,9 @@ def _run_and_report(
     path = reporting.write(comparison, outcomes, report)
     parts = reporting.reports(comparison, outcomes)
     if as_json:
-        print_json({part.task: {row.label: list(row.seeds) for row in part.rows} for part in parts})
+        print_json(
+            {part.task: {row.label: [asdict(seed) for seed in row.seeds] for row in part.rows} for part in parts}
+        )
     else:
         for part in parts:
             title = f"{part.task}: accuracy on each domain, %; mean ± sd of {len(comparison.seeds)} seeds"

@@ -234,7 +234,7 @@ class RoundClients:
             if not isinstance(upload, Failure):
                 self._good.add(client)
                 if outcome.receipt is not None:
-                    self._receipts[client] = outcome.receipt
+                    self._receipts[client] = outcome.receipt  # guard: memories-committed-when-round-ends
                 if isinstance(upload, Evaluated):
                     self._evaluations[client] = upload.evaluation
                 return upload.upload if isinstance(upload, Evaluated) else upload

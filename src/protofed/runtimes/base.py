@@ -133,7 +133,7 @@ class Job:
     def finished(self, reply: Reply[Any, Any], before: Tree, store: ClientStore) -> "Answer | Failure":
         """What the server is given: the upload, and a receipt of what the client keeps."""
         with unplaced():
-            bad = non_finite(reply.memory)
+            bad = non_finite(reply.memory)  # guard: what-remembered-finite
         if bad:
             return Failure(self.client, Reason.NON_FINITE, f"its memory, {bad}, holds values that are not finite")
         if self.receipt is not None:

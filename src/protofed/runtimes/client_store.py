@@ -32,6 +32,10 @@ _STATES: WeakKeyDictionary[Receipt, Tree] = WeakKeyDictionary()
 """Of all simulations in this process, so that one runtime can go on where another one stopped."""
 
 
+_OWNERS: WeakKeyDictionary[Receipt, ClientStore] = WeakKeyDictionary()
+"""The stores that have taken states out of this process's memory, such as into files."""
+
+
 class InMemoryStore:
     """The states of all clients of a simulation, in this process."""
 
@@ -40,14 +44,17 @@ class InMemoryStore:
         _STATES[receipt] = state
         return receipt
 
-    def release(self, receipt: Receipt) -> Tree | None:
-        """Forgets a version that is kept elsewhere from now on; what it was, if it was here."""
+    def hand_over(self, receipt: Receipt, owner: ClientStore) -> Tree | None:
+        """Another store keeps this version from now on; what it was, if it was here."""
+        _OWNERS[receipt] = owner
         return _STATES.pop(receipt, None)
 
     def __contains__(self, receipt: object) -> bool:
         return receipt in _STATES
 
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
+        if receipt in _OWNERS and _OWNERS[receipt] is not self:
+            return _OWNERS[receipt].load(client, receipt)
         try:
             return _STATES[receipt]
         except KeyError:

@@ -42,8 +42,8 @@ class Saved:
     shard: Shard
 
 
-_OWNERS: "WeakKeyDictionary[Receipt, SavedStore]" = WeakKeyDictionary()
-"""The stores whose files hold states: a later run in this process may look at the result of an earlier one."""
+_SHARDS: WeakKeyDictionary[Receipt, Shard] = WeakKeyDictionary()
+"""The files of all states that are in one, whichever run of this process wrote it."""
 
 
 class SavedStore(InMemoryStore):
@@ -58,11 +58,8 @@ class SavedStore(InMemoryStore):
         self._num_bytes = 0
 
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
-        owner = _OWNERS.get(receipt)
-        return super().load(client, receipt) if owner is None else owner._saved(client, receipt)
-
-    def _saved(self, client: ClientId, receipt: Receipt) -> Tree:
-        """A state that is in a file."""
+        if receipt not in self._shards:
+            return super().load(client, receipt)
         if receipt not in self._held:
             self._hold(receipt, self._from_file(client, self._shards[receipt]))
         self._held.move_to_end(receipt)
@@ -77,28 +74,26 @@ class SavedStore(InMemoryStore):
 
     def shards(self, receipts: Mapping[ClientId, Receipt]) -> dict[ClientId, Shard]:
         """Where the other ones are."""
-        return {c: _OWNERS[receipt]._shards[receipt] for c, receipt in receipts.items() if receipt not in self}
+        return {client: _SHARDS[receipt] for client, receipt in receipts.items() if receipt not in self}
 
     def settle(self, saved: Saved) -> None:
         """These are in a file now."""
         for receipt in saved.receipts.values():
-            state = self.release(receipt)
-            if state is not None:
-                self._place(receipt, saved.shard)
-                self._hold(receipt, state)
+            if receipt in self:
+                self._hold(receipt, self._place(receipt, saved.shard))
 
     def restored(self, shards: Mapping[ClientId, Shard]) -> dict[ClientId, Receipt]:
         """Receipts for the states that these files hold."""
         receipts = {client: self.keep(client, None) for client in shards}
         for client, shard in shards.items():
-            self.release(receipts[client])
             self._place(receipts[client], shard)
         return receipts
 
-    def _place(self, receipt: Receipt, shard: Shard) -> None:
-        self._shards[receipt] = shard
-        _OWNERS[receipt] = self
+    def _place(self, receipt: Receipt, shard: Shard) -> Tree:
+        """Notes which file holds a state; what it was, if it was in memory."""
+        self._shards[receipt] = _SHARDS[receipt] = shard
         weakref.finalize(receipt, self._drop, str(receipt))
+        return self.hand_over(receipt, self)
 
     def _hold(self, receipt: Receipt, state: Tree) -> None:
         self._held[str(receipt)] = state
