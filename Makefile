@@ -23,14 +23,14 @@ quick: lint types
 	$(BIN)/pytest --quick -n auto --dist worksteal
 
 test: $(READY)
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist worksteal
 
 test-all: $(READY)
-	$(BIN)/pytest -n auto --dist loadfile -m 'slow or not slow'
+	$(BIN)/pytest -n auto --dist worksteal -m 'slow or not slow'
 
 # Lines and branches that the tests reach, without those that only a subprocess reaches.
 coverage: $(READY)
-	$(BIN)/pytest -n auto --dist loadfile --cov --cov-report=term:skip-covered --cov-report=html
+	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=html
 	@echo 'coverage: see htmlcov/index.html'
 
 # Records tests/golden anew, at a commit whose numbers are right.
