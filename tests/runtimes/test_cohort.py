@@ -574,8 +574,8 @@ def test_what_all_clients_share_is_held_once() -> None:
 JUDGED = {
     "fedavg": [True],  # one model at two test sets, side by side
     "local": [True],  # no two models are alike in anything
-    "fedrep": [False, False],  # all have the same features
-    "fedpc": [False] * 6,  # those of a cluster have, and there are three
+    "fedrep": [False],  # all have the same features, and all test sets are one to a client
+    "fedpc": [False] * 3,  # those of a cluster have, and there are three
 }
 """For each look at some examples, whether there are features for every model."""
 

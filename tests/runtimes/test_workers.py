@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 from clocks import PATIENCE, wait_for
 from doubles import Faulty, bits, job_of, tiny
 from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.evaluation import Outcomes
 from protofed.api.method import Method, Uploads
 from protofed.api.requests import Map, Total
 from protofed.api.task import ClientId, Task
@@ -34,7 +35,7 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
 from protofed.nn.networks import Networks
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import Failure, Job, Reason, Runtime
+from protofed.runtimes.base import Answer, Failure, Job, Outcome, Reason, Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.tree import Nothing, Params, record
@@ -230,7 +231,11 @@ def test_a_failure_reads_as_in_the_sequential_runtime(deed: Callable[[], Any], w
 
 @dataclass(frozen=True)
 class Unready(Bare):
+    ready: tuple[ClientId, ...] = ()
+
     def init_memory(self, local: ClientContext, message: Numbers) -> Nothing:
+        if local.id in self.ready:
+            return super().init_memory(local, message)
         raise ValueError(f"not {local.id}") if local.id == "c02" else KeyError(local.round)
 
 
@@ -242,6 +247,19 @@ def test_a_memory_that_cannot_be_made_is_the_same_failure(workers: Workers) -> N
         outcomes.append(dict(runtime.run(jobs(of))))
     assert outcomes[0] == outcomes[1]
     assert "ValueError: not c02 (test_workers.py, line" in outcomes[0]["c02"].detail
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_clients_after_those_whose_memory_cannot_be_made_work(size: int) -> None:
+    found = []
+    for runtime in (Workers(size), Sequential()):
+        of = federation(Unready(("c00", "c03", "c06")), runtime, tiny(7))
+        runtime.open(of)
+        outcomes = dict(runtime.run(jobs(of)))
+        found.append({c: o if isinstance(o, Failure) else o.upload.total.tolist() for c, o in outcomes.items()})
+        runtime.close()
+    assert found[0] == found[1]
+    assert [client for client, own in found[1].items() if isinstance(own, list)] == ["c00", "c03", "c06"]
 
 
 def jobs(of: Federation, step: Any = None, message: Any = None, clients: Any = None) -> Iterator[Job]:
@@ -459,9 +477,9 @@ def test_two_streams_may_be_read_in_turns(workers: Workers) -> None:
     streams = [workers.run(jobs(of, message=Numbers(torch.full((3,), base)))) for base in (100.0, 200.0)]
     found: list[dict[ClientId, float]] = [{}, {}]
     for pair in zip(*streams, strict=True):
-        for own, (client, reply) in zip(found, pair, strict=True):
-            assert isinstance(reply, Reply)
-            own[client] = reply.upload.total[0].item()
+        for own, (client, answer) in zip(found, pair, strict=True):
+            assert isinstance(answer, Answer)
+            own[client] = answer.upload.total[0].item()
     assert found == [{f"c{k:02d}": base + 2**k for k in range(5)} for base in (100, 200)]
 
 
@@ -487,8 +505,8 @@ async def echo(local: ClientContext, message: Any, memory: Any) -> Reply[Any, An
 
 def echoed(of: Federation, message: Any) -> Any:
     of.runtime.open(of)
-    [(_, reply)] = of.runtime.run(jobs(of, echo, message, ["c00"]))
-    return reply.upload if isinstance(reply, Reply) else reply
+    [(_, answer)] = of.runtime.run(jobs(of, echo, message, ["c00"]))
+    return answer.upload if isinstance(answer, Answer) else answer
 
 
 LEAVES: dict[str, Tensor] = {
@@ -533,8 +551,8 @@ def test_a_reply_survives_the_next_one() -> None:
     workers = Workers(1)
     of = federation(Bare(), workers)
     workers.open(of)
-    replies = dict(workers.run(jobs(of)))
-    found = {client: reply.upload.total[0].item() for client, reply in replies.items() if isinstance(reply, Reply)}
+    answers = dict(workers.run(jobs(of)))
+    found = {client: answer.upload.total[0].item() for client, answer in answers.items() if isinstance(answer, Answer)}
     assert found == {f"c{k:02d}": 2**k for k in range(4)}
     workers.close()
 
@@ -591,15 +609,24 @@ def test_a_reply_that_cannot_be_sent_is_a_failure(workers: Workers) -> None:
 
 @dataclass(frozen=True)
 class Elsewhere(FedAvg):
-    """Where another process than the first counts, there is a deed."""
+    """Where another process than the first predicts, there is a deed. What is predicted is who does it."""
 
     deed: Callable[[], Any] = lambda: None
     home: int = field(default_factory=os.getpid)
 
-    def confusion(self, model: Any, batch: Any, message: Any, memory: Any, *parts: Tensor) -> Tensor:
+    def outcomes(self, model: Any, batch: Batch, message: Any, memory: Any) -> Outcomes:
         if os.getpid() != self.home:
             self.deed()
-        return torch.tensor([[[float(os.getpid())]]])
+        return here(model, batch, message, memory)
+
+
+def here(model: Any, batch: Batch, message: Any, memory: Any) -> Outcomes:
+    return Outcomes(torch.full(batch.y.shape, os.getpid()), torch.zeros(batch.y.shape, dtype=torch.float64))
+
+
+def who(answers: list[Outcomes]) -> set[int]:
+    """The processes that gave these answers, whichever examples they are about."""
+    return {pid for answer in answers for pid in answer.predicted.tolist()}
 
 
 @dataclass(frozen=True)
@@ -613,10 +640,10 @@ class Meeting:
         wait_for(lambda: len(list(self.folder.iterdir())) >= SIZE)
 
 
-def asked(of: Federation, *sets: Data) -> list[Total[Tensor]]:
+def asked(of: Federation, *sets: Data) -> list[Map[Outcomes]]:
     """What an evaluation asks about these examples, each with weights of its own."""
     networks, params = of.networks_of(of.ids[0]), of.start().server.params
-    first = Total(networks, params, (None, None), sets[0], of.task.transform, 0, of.method.confusion)
+    first = Map(networks, params, (None, None), sets[0], of.task.transform, 0, of.method.outcomes)
     others = [{name: leaf + 0.1 * k for name, leaf in params.items()} for k, _ in enumerate(sets)]
     return [replace(first, params=own, data=data) for own, data in zip(others, sets, strict=True)]
 
@@ -636,30 +663,27 @@ def test_answers_are_those_of_one_process(workers: Workers) -> None:
 def test_requests_are_spread_over_the_processes(workers: Workers, tmp_path: Path) -> None:
     of = federation(Elsewhere(deed=Meeting(tmp_path)), workers)
     requests = asked(of, *parts_of(of.task))
-    assert {int(answer) for answer in workers.answers(requests)} == set(pids())
-    assert int(workers.answer(requests[0])) == os.getpid(), "one request is not worth the way"
-    assert {int(answer) for answer in workers.answers(requests[:1])} == {os.getpid()}
+    assert who(workers.answers(requests)) == set(pids())
+    assert who([workers.answer(requests[0])]) == {os.getpid()}, "one request is not worth the way"
+    assert who(workers.answers(requests[:1])) == {os.getpid()}
 
 
 def test_what_processes_do_not_know_is_answered_here(workers: Workers) -> None:
     of = federation(Elsewhere(deed=killed), workers)
     (known,) = asked(of, of.task.tests["near"])
-    data, networks = of.task.tests["near"], Networks(lambda: of.method.networks(of.task, "c00"))
+    data, networks = of.task.tests["near"], Networks(lambda: of.method.networks(of.task.spec, "c00"))
     strange = [
         replace(known, data=Data.of(data.x.clone(), data.y)),
         replace(known, data=Data.of(data.x, 1 - data.y.clamp(max=1))),
         replace(known, networks=networks),
         replace(known, transform=Transform(mean=(0.5,), std=(2.0,))),
-        replace(known, statistic=Elsewhere().confusion),
-        Map(networks, known.params, (None, None), data, of.task.transform, 0, here),
+        replace(known, function=Elsewhere().outcomes),
+        replace(known, function=here),
+        Total(known.networks, known.params, (None, None), data, of.task.transform, 0, of.method.outcomes),
     ]
     before = pids()
-    assert {int(answer.max()) for answer in workers.answers(strange)} == {os.getpid()}
+    assert who(workers.answers(strange)) == {os.getpid()}
     assert pids() == before, "a process was asked"
-
-
-def here(model: Any, batch: Batch, message: Any, memory: Any) -> Tensor:
-    return torch.full(batch.y.shape, float(os.getpid()))
 
 
 def raised() -> None:
@@ -670,7 +694,7 @@ def raised() -> None:
 def test_what_processes_fail_at_is_answered_here(deed: Callable[[], Any], workers: Workers) -> None:
     of = federation(Elsewhere(deed=deed), workers)
     requests = asked(of, *parts_of(of.task))
-    assert {int(answer) for answer in workers.answers(requests)} == {os.getpid()}
+    assert who(workers.answers(requests)) == {os.getpid()}
     assert_same(of.advance(of.start()), replace(of, runtime=Sequential()).advance(of.start()))
 
 
@@ -680,32 +704,32 @@ def test_what_cannot_be_sent_is_answered_here(
     of = federation(Elsewhere(deed=Meeting(tmp_path)), workers)
     requests = asked(of, *parts_of(of.task))
     strange = [replace(request, context=(lambda: None, None)) for request in requests]
-    assert {int(answer) for answer in workers.answers(strange)} == {os.getpid()}
-    assert {int(answer) for answer in workers.answers([*strange[:2], *requests])} == {os.getpid(), *pids()}
+    assert who(workers.answers(strange)) == {os.getpid()}
+    assert who(workers.answers([*strange[:2], *requests])) == {os.getpid(), *pids()}
     monkeypatch.setattr(os, "posix_fallocate", exhausted(lambda: True))
     long = [
         replace(request, data=request.data.rows(torch.zeros(200_000, dtype=torch.int64))) for request in requests[:2]
     ]
-    assert {int(answer) % os.getpid() for answer in workers.answers(long)} == {0}  # once for each batch
+    assert who(workers.answers(long)) == {os.getpid()}
     assert len(pids()) == SIZE
 
 
 class Misnamed(FedAvg):
-    """Its statistic has the name of another one, as after a careless decorator."""
+    """Its function has the name of another one, as after a careless decorator."""
 
-    def confusion(self, *given: Any) -> Tensor:
-        return torch.tensor([[[float(os.getpid())]]])
+    def outcomes(self, model: Any, batch: Batch, message: Any, memory: Any) -> Outcomes:
+        return here(model, batch, message, memory)
 
-    confusion.__name__ = "other"
+    outcomes.__name__ = "other"
 
-    def other(self, *given: Any) -> Tensor:
-        return torch.zeros(1, 1, 1)
+    def other(self, model: Any, batch: Batch, message: Any, memory: Any) -> Outcomes:
+        return Outcomes(torch.zeros_like(batch.y), torch.zeros(batch.y.shape, dtype=torch.float64))
 
 
-def test_a_statistic_that_is_not_found_by_its_name_is_computed_here(workers: Workers) -> None:
+def test_a_function_that_is_not_found_by_its_name_is_computed_here(workers: Workers) -> None:
     of = federation(Misnamed(), workers)
     requests, before = asked(of, *parts_of(of.task)), pids()
-    assert {int(answer) for answer in workers.answers(requests)} == {os.getpid()}
+    assert who(workers.answers(requests)) == {os.getpid()}
     assert pids() == before, "a process has died of it"
 
 
@@ -717,7 +741,7 @@ def test_another_federation_of_the_same_method_and_task_has_the_same_processes(
     before = pids()
     second = Federation(first.method, first.task, TRAINING, workers)
     with workers.open(second):
-        assert {int(answer) for answer in workers.answers(asked(second, *parts_of(second.task)))} == set(before)
+        assert who(workers.answers(asked(second, *parts_of(second.task)))) == set(before)
 
 
 async def asleep(*_: Any) -> Any:
@@ -730,7 +754,7 @@ def test_processes_that_were_ended_for_being_late_are_missed_by_nobody(workers: 
     stream = workers.run(replace(job, deadline=time.monotonic() - 1) for job in jobs(of, asleep))
     assert {failure.reason for _, failure in stream} == {Reason.LATE}
     with workers.open(of):
-        assert {int(answer) for answer in workers.answers(requests)} == set(pids())
+        assert who(workers.answers(requests)) == set(pids())
         assert len(pids()) == SIZE
 
 
@@ -740,17 +764,27 @@ def test_an_error_of_a_request_is_raised(workers: Workers) -> None:
         workers.answers(asked(of, *parts_of(of.task)))
 
 
-def test_while_all_processes_work_for_clients_requests_are_answered_here(workers: Workers) -> None:
+class Asking(Workers):
+    """Puts requests to the processes whenever a client's work has ended."""
+
+    requests: list[Map[Outcomes]]
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        self.found: list[set[int]] = []
+        for outcome in super().run(jobs):
+            self.found.append(who(self.answers(self.requests)))
+            yield outcome
+
+
+def test_while_all_processes_work_for_clients_requests_are_answered_here() -> None:
+    workers = Asking(SIZE)
     of = federation(Elsewhere(), workers)
-    requests, found = asked(of, *parts_of(of.task)), list[set[int]]()
-
-    def ask(client: ClientId, message: Any, reply: Any) -> None:
-        found.append({int(answer) for answer in workers.answers(requests)})
-
-    watched = replace(of, on_trained=ask)
-    assert_same(watched.advance(watched.start()), replace(of, runtime=Sequential()).advance(of.start()))
-    assert found[0] == {os.getpid()}, "a process that works for a client was asked"
-    assert found[-1] & set(pids()), "nobody works for a client any more"
+    state, workers.requests = of.start(), asked(of, *parts_of(of.task))
+    assert_same(of.advance(state), replace(of, runtime=Sequential()).advance(of.start()))
+    assert len(workers.found) == len(of.ids)
+    assert workers.found[0] == {os.getpid()}, "a process that works for a client was asked"
+    assert workers.found[-1] & set(pids()), "nobody works for a client any more"
+    workers.close()
 
 
 # ---- memory that is not there

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from math import inf
 from multiprocessing.connection import wait
 from typing import Annotated, Any, ClassVar
@@ -84,16 +83,15 @@ class Workers:
         round sooner, but with all its uploads in memory."""
         waiting, busy = iter(jobs), dict[Any, _Begun]()
         try:
-            for job in islice(waiting, self._size):
-                yield from self._begin(job, busy)
+            for _ in range(self._size):
+                yield from self._begin_next(waiting, busy)
             while busy:
                 # guard: workers-wait-no-longer-than-deadline
                 for connection in wait(list(busy), _seconds_until(min(b.job.deadline for b in busy.values()))):
                     begun = busy.pop(connection)
                     reply = begun.worker.received()
                     self._idle.append(begun.worker)
-                    for job in islice(waiting, 1):  # now, so that a process works while the server reads
-                        yield from self._begin(job, busy)
+                    yield from self._begin_next(waiting, busy)  # now, so that a process works while the server reads
                     yield begun.job.client, self._finished(begun, reply)
                 yield from self._overdue(busy)  # guard: work-past-deadline-ended
         finally:  # nobody will read what they still work on
@@ -175,16 +173,18 @@ class Workers:
     def _size(self) -> int:
         return self.count or len(os.sched_getaffinity(0))
 
-    def _begin(self, job: Job, busy: dict[Any, _Begun]) -> Iterator[Outcome]:
-        """Hands a job to a process; the failure of a client whose state cannot be made or read."""
-        try:
-            memory = job.memory(self.store)
-        except Exception as error:
-            yield job.client, failure_of(job.client, error)
+    def _begin_next(self, waiting: Iterator[Job], busy: dict[Any, _Begun]) -> Iterator[Outcome]:
+        """Hands the next job to a process; before it, the failures of clients whose state cannot be made or read."""
+        for job in waiting:
+            try:
+                memory = job.memory(self.store)
+            except Exception as error:
+                yield job.client, failure_of(job.client, error)
+                continue
+            worker = self._ready()
+            worker.begin(job, memory)
+            busy[worker.connection] = _Begun(worker, job, memory)
             return
-        worker = self._ready()
-        worker.begin(job, memory)
-        busy[worker.connection] = _Begun(worker, job, memory)
 
     def _fill_up(self) -> None:
         """As many processes as there should be, if some died or were ended."""
