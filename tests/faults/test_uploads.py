@@ -819,7 +819,7 @@ def test_every_refusal_is_in_the_runs_folder(tmp_path: Path) -> None:
 
 
 def spoiling(clients: Callable[[ClientId, int], bool]) -> type[Sequential]:
-    """A runtime in which these clients send NaN."""
+    """A runtime in which these clients send NaN for what they have trained; how their models do, they say as it is."""
 
     class Spoiling(Sequential):
         def __init__(self) -> None:

@@ -252,7 +252,7 @@ class RoundClients:
             self._refused[failure.reason] += 1
 
     def _require_enough(self, good: int, failures: Sequence[Failure]) -> None:
-        minimum = self._federation.training.minimum_replies
+        minimum = 1 if self._phase == "evaluate" else self._federation.training.minimum_replies
         if good < minimum:  # guard: too-few-replies-abandon-round, as-many-replies-as-needed-enough
             first = "".join(f" The first failure: {f.client}: {f.reason}: {f.detail}." for f in failures[:1])
             raise RoundAbandoned(

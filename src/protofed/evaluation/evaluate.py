@@ -57,10 +57,8 @@ def evaluate(federation: Federation, state: State, trained: Mapping[ClientId, Ev
         by_client = own_scores(federation, state)
         domains = {domain: _means([own[domain] for own in by_client.values()]) for domain in federation.task.tests}
         public = {}
-    at_home = {client: by_client[client][domain] for client, domain in domain_of.items()}
-    own_domains = {
-        d: _means([at_home[c] for c, home in domain_of.items() if home == d] or [domains[d]]) for d in domains
-    }
+    at_home = {client: by_client[client][domain] for client, domain in domain_of.items() if client in by_client}
+    own_domains = {d: _means([at_home[c] for c in at_home if domain_of[c] == d] or [domains[d]]) for d in domains}
     summary = measured("summary", RoundJudgement(domains, own_domains, tuple(at_home.values()), public, personal))
     models: Literal["public model", "clients' own models"] = "public model" if public else "clients' own models"
     return Judged(models, domains, own_domains, public, personal, summary, clients)
