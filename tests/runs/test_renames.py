@@ -47,7 +47,8 @@ def test_what_the_error_names_is_there(rename: Renamed) -> None:
     if rename.key == ("task", "name"):
         assert rename.new in TASKS
     elif rename.value is not None:
-        config.parse({**PLAIN, section: {word: rename.new}}, "new.toml")
+        named = {"name": "cifar10"} if section == "task" else {}
+        config.parse({**PLAIN, section: {**named, word: rename.new}}, "new.toml")
     else:
         assert rename.new in field_names(type(getattr(config.parse(PLAIN, "new.toml"), section)))
 
