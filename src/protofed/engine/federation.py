@@ -216,7 +216,7 @@ class Federation:
             num_rounds=t.rounds,
             num_classes=self.task.num_classes,
             networks=self.networks_of(client),
-            data=self.task.clients[client],
+            data=self.task.site(client).train,
             transform=self.task.transform,
             optimizer=t.optimizer,
             epochs=t.epochs,

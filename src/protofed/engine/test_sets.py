@@ -38,8 +38,9 @@ def _offset(labels: Tensor) -> int:
 def client_tests(task: Task, client: ClientId, seed: int, pooled: Data | None) -> TestSets:
     """All that a client's model is tested on, its own test set included."""
     sizes = {name: len(data) for name, data in task.tests.items()}
-    if client in task.local_tests:
-        return TestSets(pooled, sizes, own=task.local_tests[client])
+    own = task.site(client).test
+    if own is not None:
+        return TestSets(pooled, sizes, own=own)
     return TestSets(pooled, sizes, own_rows=local_rows(task, client, seed))
 
 
