@@ -63,11 +63,11 @@ class Collector:
         self._awaited.remove(client)  # guard: at-most-once-second-message-refused
         self._early[client] = outcome
 
-    def _refusal(self, client: ClientId, envelope: WireMessage) -> Failure | None:
+    def _refusal(self, client: ClientId, message: WireMessage) -> Failure | None:
         """Why a message does not count at all; its client may still send a good one."""
         try:
-            self._bounds.check(envelope)  # guard: message-within-bounds
-            ticket, _ = envelope.ticket, envelope.receipt
+            self._bounds.check(message)  # guard: message-within-bounds
+            ticket, _ = message.ticket, message.receipt
         except Refused as refused:
             return Failure(client, refused.reason, refused.detail)
         if ticket.run != self._ticket.run:  # guard: message-another-run-refused

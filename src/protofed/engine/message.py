@@ -1,6 +1,6 @@
 """Uploads as they come over a wire: bytes that nobody believes until they have been looked at.
 
-An envelope is a safetensors file whose metadata hold a ticket: which run, round, phase and call it answers, and a
+A wire message is a safetensors file whose metadata hold a ticket: which run, round, phase and call it answers, and a
 digest of the names and shapes that were asked for. Everything that its header claims is compared with what was asked
 for before any tensor is made.
 """
@@ -94,8 +94,8 @@ class Bounds:
     header: int
     total: int
 
-    def check(self, envelope: WireMessage) -> None:
-        size, header = len(envelope.data), int.from_bytes(envelope.data[:8], "little")
+    def check(self, message: WireMessage) -> None:
+        size, header = len(message.data), int.from_bytes(message.data[:8], "little")
         if size > self.total:  # guard: total-size-bounded
             raise Refused(Reason.TOO_LARGE, f"{size} bytes, and a good message has at most {self.total}")
         if header > self.header:  # guard: header-s-size-bounded
@@ -107,14 +107,14 @@ def bounds(expected: Mapping[str, Tensor]) -> Bounds:
     return Bounds(header, 8 + header + sum(leaf.numel() * leaf.element_size() for leaf in expected.values()))
 
 
-def opened(envelope: WireMessage, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def opened(message: WireMessage, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a message, if its size and its header are those of what was asked for."""
-    bounds(expected).check(envelope)  # guard: bounds-checked-before-envelope-opened
+    bounds(expected).check(message)  # guard: bounds-checked-before-envelope-opened
     try:
-        header = wire.header(envelope.data)
+        header = wire.header(message.data)
         header.pop("__metadata__", None)
         _compare(header, expected)  # guard: header-compared-with-what-was-asked-for
-        return wire.decode_arrays(envelope.data)
+        return wire.decode_arrays(message.data)
     except wire.WireError as error:
         raise Refused(Reason.UNDECODABLE, str(error)) from error
 

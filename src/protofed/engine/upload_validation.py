@@ -1,4 +1,4 @@
-"""The gate that every upload passes before any method sees it."""
+"""The check that every upload passes before any method sees it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""Ways to run a federation: the engine, the gate, and three runtimes."""
+"""Ways to run clients: one after another, in several processes, or all together on a GPU."""

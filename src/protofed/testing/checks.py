@@ -132,7 +132,7 @@ def check_records_survive_the_wire(method: Method[Any, Any, Any, Any]) -> None:
             assert type(back) is type(value), f"the {what} of {client} is a {type(back)} after the wire"
             assert wire.encode(back) == data, f"the {what} of {client} is encoded differently the second time"
         passed = UploadValidator(like, of.limits).validated(client, reply.upload)
-        assert not isinstance(passed, Failure), f"the gate refuses the upload of {client}: {passed}"
+        assert not isinstance(passed, Failure), f"the upload of {client} is refused: {passed}"
     again = of.advance(through_the_wire(of, state))
     assert_same(whole(again), whole(usual(method, 2)), "a round from decoded state")
 
