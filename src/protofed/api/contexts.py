@@ -162,10 +162,11 @@ class ClientContext:
         params: Params,
         context: tuple[Tree, ...] = (),
         data: Data | None = None,
+        to_cpu: bool = False,
     ) -> T:
         """function(model, batch, *context) for each of the client's examples, in order."""
         data = self.data if data is None else data
-        return await Map(self.networks, params, context, data, self.transform, self._next_seed(), function)
+        return await Map(self.networks, params, context, data, self.transform, self._next_seed(), function, to_cpu)
 
     def _next_seed(self) -> int:
         return derive_seed(self.step_seed, "request", next(self._requests))

@@ -47,6 +47,8 @@ class TestSets:
     """Positions in `pooled` that make up the client's own test set."""
     own: Data | None = None
     """The client's own test set, if it is not a part of `pooled`."""
+    train_counts: Tensor | None = None
+    """(C,), the client's training examples of each class, on the CPU; only if it has a test set of its own."""
     __test__ = False  # pytest takes the name for a test's
 
     @cached_property
@@ -75,11 +77,9 @@ def confusion_of(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     return pairs.view(num_classes, num_classes)
 
 
-def evaluation_of(
-    outcomes: Outcomes | None, own: Outcomes | None, tests: TestSets, counts: Tensor | None, num_classes: int
-) -> Evaluation:
-    """The counts and scores of one model, from its outcomes on the pooled test sets and on the client's own; on the
-    CPU. `counts` (C,) are the client's training examples of each class."""
+def evaluation_of(outcomes: Outcomes | None, own: Outcomes | None, tests: TestSets, num_classes: int) -> Evaluation:
+    """The counts and scores of one model, from its outcomes on the pooled test sets and on the client's own. All is on
+    the CPU."""
     confusion, area = torch.zeros(0, num_classes, num_classes, dtype=torch.int64), torch.zeros(0)
     matrix = torch.zeros(num_classes, num_classes, dtype=torch.int64)
     if outcomes is not None and tests.pooled is not None:
@@ -94,9 +94,9 @@ def evaluation_of(
     if own is not None and tests.own is not None:
         matrix = matrix + confusion_of(own.predicted, tests.own.labels.cpu(), num_classes)
     scores: dict[str, float] = {}
-    if tests.has_own and counts is not None:
+    if tests.train_counts is not None:
         pooled = confusion.sum(0) if len(confusion) else matrix
-        scores = measured("personal", PersonalJudgement(pooled, matrix, counts))
+        scores = measured("personal", PersonalJudgement(pooled, matrix, tests.train_counts))
     return Evaluation(confusion, area.double(), {n: torch.tensor(v, dtype=torch.float64) for n, v in scores.items()})
 
 

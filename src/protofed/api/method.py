@@ -155,26 +155,16 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         tests, known = client.tests, (message, memory)
         pooled = own = None
         if tests.pooled is not None:
-            pooled = await client.map(self.outcomes, params, known, data=tests.pooled)
+            pooled = await client.map(self.outcomes, params, known, data=tests.pooled, to_cpu=True)
         if tests.own is not None:
-            own = await client.map(self.outcomes, params, known, data=tests.own)
-        counts = torch.bincount(client.data.labels.cpu(), minlength=client.num_classes) if tests.has_own else None
+            own = await client.map(self.outcomes, params, known, data=tests.own, to_cpu=True)
         with torch.device("cpu"):  # counts and scores are few, and read one by one
-            is_binary = client.num_classes == 2
-            return evaluation_of(_on_cpu(pooled, is_binary), _on_cpu(own, is_binary), tests, counts, client.num_classes)
+            return evaluation_of(pooled, own, tests, client.num_classes)
 
     async def evaluate_own(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Evaluation, Memory]:
         """A step: how the model does that this client would use now."""
         evaluation = await self.evaluate(client, self.local_weights(message, memory), message, memory)
         return Reply(evaluation, memory)
-
-
-def _on_cpu(outcomes: Outcomes | None, is_binary: bool) -> Outcomes | None:
-    if outcomes is None:
-        return None
-    predicted = outcomes.predicted.cpu()
-    has_margin = is_binary or outcomes.margin.device == predicted.device
-    return Outcomes(predicted, outcomes.margin.cpu() if has_margin else torch.zeros(len(predicted), device="cpu"))
 
 
 def validate(

@@ -78,3 +78,5 @@ class Map(Request[T_co]):
     """function(model, batch, *context) for every example in order, in evaluation mode, without augmentation."""
 
     function: Callable[..., T_co]
+    to_cpu: bool = False
+    """Whether the answer is wanted on the CPU. A GPU's answers for many clients then come there in one transfer."""

@@ -38,10 +38,10 @@ def _offset(labels: Tensor) -> int:
 def client_tests(task: Task, client: ClientId, seed: int, pooled: Data | None) -> TestSets:
     """All that a client's model is tested on, its own test set included."""
     sizes = {name: len(data) for name, data in task.tests.items()}
-    own = task.site(client).test
-    if own is not None:
-        return TestSets(pooled, sizes, own=own)
-    return TestSets(pooled, sizes, own_rows=local_rows(task, client, seed))
+    site = task.site(client)
+    rows = local_rows(task, client, seed) if site.test is None else None
+    counts = label_counts(site.train, task.num_classes).cpu()
+    return TestSets(pooled, sizes, own_rows=rows, own=site.test, train_counts=counts)
 
 
 def local_rows(task: Task, client: ClientId, seed: int) -> Tensor:

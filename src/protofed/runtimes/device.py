@@ -6,7 +6,7 @@ they are equal on every device.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from protofed import tree
 from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.nn.precision import Precision
@@ -104,8 +105,16 @@ def unplaced() -> Iterator[None]:
             torch._C._push_on_torch_function_stack(mode)
 
 
-def moved(tree: Tree, device: torch.device) -> Tree:
-    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
+def moved(value: Tree, device: torch.device) -> Tree:
+    return pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, value)
+
+
+def moved_together(trees: Sequence[Tree], device: torch.device) -> list[Tree]:
+    """Trees of one structure and dtypes on the device: one transfer for each of their leaves."""
+    columns = zip(*map(tree.leaves, trees), strict=True)
+    there = [torch.split(torch.cat(leaves).to(device), [len(leaf) for leaf in leaves]) for leaves in columns]
+    rows = zip(*there, strict=True)
+    return [tree.with_leaves(one, row) for one, row in zip(trees, rows, strict=True)]
 
 
 @dataclass

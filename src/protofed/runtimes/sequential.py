@@ -21,7 +21,7 @@ from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Gradient
 from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, failure_of
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
-from protofed.runtimes.device import CPU, Residence, working
+from protofed.runtimes.device import CPU, Residence, moved, working
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.malloc import keep_freed_memory
 from protofed.seeds import derive_seed
@@ -192,7 +192,7 @@ def mapped(request: Map[T], precision: Precision = "float32") -> T:
         for value, batch in _evaluated(request, request.function, precision)
     ]
     joined: T = tree.map(lambda *leaves: torch.cat(leaves), *pieces)
-    return joined
+    return moved(joined, CPU) if request.to_cpu else joined
 
 
 @torch.no_grad()

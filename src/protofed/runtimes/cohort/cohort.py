@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from protofed.api.requests import Fit, Request
+from protofed.api.requests import Fit, Map, Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
 from protofed.nn.precision import Precision
@@ -26,7 +26,7 @@ from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.cohort.buffers import Buffers, are_common, identity
 from protofed.runtimes.cohort.executors import EXECUTORS, ExecutorName, Stacked, Streams
 from protofed.runtimes.cohort.lowering import Loop, Lowering
-from protofed.runtimes.device import Residence, on, unplaced
+from protofed.runtimes.device import CPU, Residence, moved_together, on, unplaced
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
@@ -208,7 +208,8 @@ class Cohort:
     def _checked(self, requests: Sequence[Request[Any]], answers: list[Any]) -> list[Any]:
         """The answers; for a fit that did not stay finite, the exception that explains it."""
         if not isinstance(requests[0], Fit):
-            return answers
+            wants_cpu = isinstance(requests[0], Map) and requests[0].to_cpu
+            return moved_together(answers, CPU) if wants_cpu else answers
         are_good = are_finite([((params, folded), [trouble]) for params, folded, trouble in answers])
         fitted = [params if requests[0].fold is None else (params, folded) for params, folded, _ in answers]
         triples = zip(requests, fitted, are_good, strict=True)
