@@ -77,6 +77,8 @@ class ClientContext:
     """Examples that everyone may see; their labels are not used."""
     tests: TestSets = field(default_factory=TestSets)
     """What its models are tested on."""
+    fine_tune: int = 0
+    """Epochs in which it fine-tunes the model that it would use, before that is tested."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 

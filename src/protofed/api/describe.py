@@ -67,10 +67,12 @@ def about(cls: type) -> str:
 
 
 def settings_of(cls: type) -> list[Setting]:
-    """The fields of a dataclass, each with the string below it."""
+    """The fields of a dataclass, each with the string below it; those of its family last."""
     hints = get_type_hints(cls, include_extras=True)
-    meanings = _strings_below_fields(cls)
-    return [Setting(f.name, _kind(hints[f.name]), _default(f), meanings.get(f.name, "")) for f in fields(cls)]
+    classes = [one for one in reversed(cls.__mro__) if is_dataclass(one)]
+    meanings = {name: text for one in classes for name, text in _strings_below_fields(one).items()}
+    ordered = sorted(fields(cls), key=lambda field: field.kw_only is True)
+    return [Setting(f.name, _kind(hints[f.name]), _default(f), meanings.get(f.name, "")) for f in ordered]
 
 
 def _strings_below_fields(cls: type) -> dict[str, str]:

@@ -14,6 +14,7 @@ the runtime, which may answer it for one client at once or for a whole cohort to
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
 
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Evaluation, Outcomes, evaluation_of, outcomes_of
+from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model, Parts, Patterns
@@ -38,10 +40,19 @@ Tag = Literal["core", "global", "personal", "prototype", "heterogeneous", "serve
 travel; clients may have different networks; the server trains or corrects; it goes around another method; and: the
 paper leaves so much open that this is a guess."""
 
+UsedModel = Literal["public model", "own models"]
+"""What clients use: one model for all, or each its own."""
+
+Weighting = Literal["examples", "uniform"]
+"""How clients count in a mean over clients: by their numbers of examples, or equally."""
+MethodWeighting = Literal["training", "examples", "uniform"]
+"""The same as a setting of a method: "training" leaves it to `training.weighting`, which is one for all methods."""
+
 State = TypeVar("State")
 Message = TypeVar("Message")
 Memory = TypeVar("Memory")
 Upload = TypeVar("Upload")
+M = TypeVar("M", bound="Method[Any, Any, Any, Any]")
 
 
 Step = Callable[[ClientContext, Message, Memory], Coroutine[Any, Any, Reply[Upload, Memory]]]
@@ -77,6 +88,12 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     """Whether the classifier reads `Model.embedding`, so that a server can retrain it on features."""
     retrains_classifier: ClassVar[bool] = False
     """Of a wrapper: whether its server retrains the base's classifier on features."""
+
+    @property
+    def clients_use(self) -> UsedModel:
+        """The model that a client uses, by which the method is judged. A method that has a public model and gives each
+        client one of its own says so here."""
+        return "own models" if type(self).public is Method.public else "public model"
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         """What of a run's settings this method cannot work with: the setting, `training.batch_size` or one of its own,
@@ -162,9 +179,16 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
             return evaluation_of(pooled, own, tests, client.num_classes)
 
     async def evaluate_own(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Evaluation, Memory]:
-        """A step: how the model does that this client would use now."""
-        evaluation = await self.evaluate(client, self.local_weights(message, memory), message, memory)
-        return Reply(evaluation, memory)
+        """A step: how the model does that this client would use now, fine-tuned on its data if that is configured."""
+        params = self.local_weights(message, memory)
+        if client.fine_tune:
+            objective, known = Objective(self.prediction_loss), (message, memory)
+            params = await client.fit(objective, params=params, context=known, epochs=client.fine_tune)
+        return Reply(await self.evaluate(client, params, message, memory), memory)
+
+    def prediction_loss(self, model: Model, batch: Batch, message: Message, memory: Memory) -> Tensor:
+        """The cross-entropy of the scores that the method predicts with: what fine-tuning before a test descends."""
+        return batch.cross_entropy(self.predict(model, batch.x, message, memory))
 
 
 def validate(
@@ -180,3 +204,21 @@ def validate(
     base = getattr(method, "base", None)
     if isinstance(base, Method):
         yield from validate(base, optimizer, batch_size, spec, f"{where}.base")
+
+
+def weighting_of(method: Method[Any, Any, Any, Any], of_training: Weighting) -> Weighting | None:
+    """How clients count in the method's mean, or in that of its base; None if it averages nothing."""
+    own: MethodWeighting | None = getattr(method, "weighting", None)
+    base = getattr(method, "base", None)
+    if own is None:
+        return weighting_of(base, of_training) if isinstance(base, Method) else None
+    return of_training if own == "training" else own
+
+
+def with_weighting(method: M, of_training: Weighting) -> M:
+    """The method, and its base, with the weighting of the training where they leave it to that."""
+    base = getattr(method, "base", None)
+    changes: dict[str, Any] = {"base": with_weighting(base, of_training)} if isinstance(base, Method) else {}
+    if getattr(method, "weighting", None) == "training":
+        changes["weighting"] = of_training
+    return replace(cast(Any, method), **changes) if changes else method

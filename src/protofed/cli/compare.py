@@ -13,7 +13,7 @@ from protofed.errors import BadInput, RunFailed
 from protofed.reports import comparison as reporting
 from protofed.reports import demo as demonstration
 from protofed.reports import progress
-from protofed.reports.tables import NOTE, domain_sheet
+from protofed.reports.tables import NOTES, headline_of, sheets
 from protofed.runs import compare as comparisons
 from protofed.runs.compare import Comparison
 from protofed.runs.sweep import Outcome, sweep
@@ -91,9 +91,11 @@ def _run_and_report(
         )
     else:
         for part in parts:
-            title = f"{part.task}: accuracy on each domain, %; mean ± sd of {len(comparison.seeds)} seeds"
-            out.print(domain_sheet(part.rows, part.domains, part.is_own_data).rich(title, out.width))
-        out.print(NOTE, highlight=False)
+            for what, sheet, _ in sheets(part.rows, part.domains, part.is_own_data)[:1]:
+                title = f"{part.task}: {what}; mean ± sd of {len(comparison.seeds)} seeds"
+                out.print(sheet.rich(title, out.width))
+        for headline in dict.fromkeys(headline_of(part.rows) for part in parts):
+            out.print(NOTES[headline], highlight=False)
         say(f"report {path}")
     failures = [outcome.failure for outcome in outcomes if outcome.failure]
     if failures:

@@ -1,6 +1,7 @@
 """`protofed run` and `protofed show`: one experiment and its results."""
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.table import Table
 from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, OutDir, err, out, print_json, say
 from protofed.cli.signals import stop_on_signal
 from protofed.errors import BadInput
+from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS
 from protofed.reports import progress
 from protofed.runs.config import config as configuration
@@ -108,17 +110,25 @@ def _show(folder: RunFolder, as_json: bool) -> None:
 
 
 def _rounds_table(rounds: list[Round], scores: Summed) -> Table:
-    """About ten rounds, and the mean of the last five."""
-    domains = list(rounds[-1].domains)
-    table = Table(title=f"accuracy, % ({rounds[-1].judged})", title_justify="left")
-    for name in ("round", *domains, "average"):
+    """About ten rounds, and the mean of the last five: what clients see at home with models of their own, or how the
+    public model does on each domain."""
+    uses_own, has_homes = rounds[-1].judged == "own models", "own" in rounds[-1].summary
+    at_home = uses_own and has_homes
+    domains = [domain for domain in rounds[-1].domains if not at_home or len(rounds[-1].domains) > 1]
+    what = "at home, with clients' own models" if at_home else "own models" if uses_own else "public model"
+    table = Table(title=f"accuracy, % ({what})", title_justify="left")
+    for name in ("round", *domains, "own" if at_home else "average"):
         table.add_column(escape(name), justify="right")
     step = max(1, len(rounds) // 10)
+
+    def cells(by_domain: Mapping[str, Scores], mean: float) -> list[str]:
+        return _percent([*(by_domain[d]["accuracy"] for d in domains), mean])
+
     for r in rounds[-1::-step][::-1]:
-        table.add_row(str(r.round), *_percent([*(r.domains[d]["accuracy"] for d in domains), r.average or 0.0]))
+        table.add_row(str(r.round), *cells(r.own_domains if at_home else r.domains, r.headline or 0.0))
     table.add_section()
-    last_five = [*(scores.domains[d]["accuracy"] for d in domains), scores.metrics["average"]]
-    table.add_row("last five", *_percent(last_five), style="bold")
+    mean = scores.metrics["own" if at_home else "average"]
+    table.add_row("last five", *cells(scores.own_domains if at_home else scores.domains, mean), style="bold")
     return table
 
 

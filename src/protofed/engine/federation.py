@@ -14,13 +14,13 @@ from annotated_types import Ge, Gt, Interval
 
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
-from protofed.api.method import Method, validate
+from protofed.api.method import Method, UsedModel, Weighting, validate, with_weighting
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State, Traffic
-from protofed.engine.test_sets import client_tests, pooled_tests
+from protofed.engine.test_sets import client_tests, is_testable, pooled_tests
 from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
@@ -52,6 +52,9 @@ class Training:
     """The root of every draw."""
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
     """What clients train with; made anew in every round."""
+    weighting: Weighting = "examples"
+    """How clients count in the mean of their weights, in every method whose own `weighting` does not differ: by their
+    numbers of examples, or equally."""
     over_selection: Annotated[float, Interval(ge=1, le=10)] = 1.0
     """So many times as many clients are asked as `fraction` says, for those that will not reply; all that do count."""
     deadline: Annotated[float, Ge(0)] = 0.0
@@ -77,6 +80,8 @@ class Federation:
     """Told of every client whose step ended."""
     uploads: UploadPipeline = field(default_factory=UploadPipeline)
     """What happens to uploads between a client's step and the method."""
+    fine_tune: int = 0
+    """Epochs in which a client fine-tunes the model that it would use, on its own data, before it is tested."""
     name: str = "unnamed"
     """Of the run: messages that answer another one are refused."""
     _networks: dict[ClientId, Networks] = field(default_factory=dict)
@@ -84,6 +89,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", self.runtime.placed(self.task))
+        object.__setattr__(self, "method", with_weighting(self.method, self.training.weighting))
         t, sampled = self.training, len(self.sampled(0))
         problems = [f"{key}: {why}" for key, why in validate(self.method, t.optimizer, t.batch_size, self.task.spec)]
         if t.on_divergence == "retry_half_lr" and rate_of(t.optimizer) is None:
@@ -224,6 +230,7 @@ class Federation:
             seed=t.seed,
             step_seed=derive_seed(t.seed, "step", client, round, phase, run),
             public=self.task.public,
+            fine_tune=self.fine_tune,
         )
 
     def client_state(self, state: State, client: ClientId, message: Tree) -> Tree:
@@ -261,10 +268,23 @@ class Federation:
             return TestSets()
         if kind == "domains":
             return self._domain_tests
+        if kind == "own":
+            own = self.test_sets(client)
+            return TestSets(own=own.own, train_counts=own.train_counts)
         if client not in self._tests:
             with unplaced():
                 self._tests[client] = client_tests(self.task, client, self.training.seed, self.pooled_tests)
         return self._tests[client]
+
+    @cached_property
+    def testable(self) -> tuple[ClientId, ...]:
+        """The clients that have, or can be drawn, a test set of their own."""
+        return tuple(client for client in self.ids if is_testable(self.task, client))
+
+    @property
+    def clients_use(self) -> UsedModel:
+        """The model by which the method is judged."""
+        return "own models" if self.fine_tune else self.method.clients_use
 
     def evaluated(
         self, state: State, ids: Sequence[ClientId] | None = None, tests: TestKind = "domains"

@@ -1,24 +1,27 @@
 """How well a federation does, nested by what was judged.
 
-A method with a public model is judged by that model, on the server's test sets. Where every client has its own, each
-client judges its model where its data are, and a domain's score is the unweighted mean over the clients' models.
+A method is judged by the model that its clients use (`Method.clients_use`). If that is the public model, the server
+tests it. If every client has its own, each client tests it where its data are, and a domain's score is the unweighted
+mean over the clients' models. What a client sees at home is the test set of its domain or, in a task without domains,
+its own test set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Literal
 
 import torch
 
-from protofed.api.evaluation import NO_AREA, Evaluation, Outcomes, confusion_of
+from protofed import tree
+from protofed.api.evaluation import NO_AREA, Evaluation, Outcomes, confusion_of, evaluation_of
+from protofed.api.method import UsedModel
 from protofed.api.requests import Map
 from protofed.api.task import ClientId
 from protofed.data.batches import Data
 from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.metrics import formulas
-from protofed.metrics.registry import DomainJudgement, RoundJudgement, measured
+from protofed.metrics.registry import DomainJudgement, PublicJudgement, RoundJudgement, measured
 from protofed.seeds import derive_seed
 
 Scores = Mapping[str, float]
@@ -29,13 +32,15 @@ Scores = Mapping[str, float]
 class Judged:
     """What was measured in a round."""
 
-    models: Literal["public model", "clients' own models"]
-    """Whose scores on the domains these are."""
+    models: UsedModel
+    """Whose scores on the domains and at home these are."""
     domains: Mapping[str, Scores]
     own_domains: Mapping[str, Scores]
     """What the clients of each domain see there, mean over them; what everyone sees where no client is of it."""
+    at_home: Mapping[ClientId, Scores]
+    """What each client sees at home, with the model that it uses."""
     public: Scores
-    """The public model on all test sets together; empty where there is none."""
+    """The public model on all test sets; empty where there is none."""
     personal: Scores
     """Clients' own models, right after training, mean over clients; empty if they were not judged."""
     summary: Scores
@@ -46,56 +51,82 @@ class Judged:
 def evaluate(federation: Federation, state: State, trained: Mapping[ClientId, Evaluation] | None = None) -> Judged:
     """How well the federation does now. `trained`: how the models do that clients have just trained, if judged."""
     clients = {client: _numbers(own) for client, own in (trained or {}).items()}
-    personal = _means(list(clients.values()))
-    domain_of = federation.task.domain_of
+    personal, public, of_public = _means(list(clients.values())), dict[str, float](), dict[str, Outcomes]()
     if federation.method.public(state.server) is not None:
-        judgements = public_judgements(federation, state)
-        domains = {domain: measured("domain", judged) for domain, judged in judgements.items()}
-        by_client: Mapping[ClientId, Mapping[str, Scores]] = dict.fromkeys(federation.ids, domains)
-        public = measured("public", torch.stack([judged.confusion for judged in judgements.values()]).sum(0))
+        of_public = public_outcomes(federation, state)
+        public = measured("public", _public_judgement(federation, of_public))
+    if federation.clients_use == "public model":
+        domains, at_home = _of_public_model(federation, state, of_public)
     else:
-        by_client = own_scores(federation, state)
-        domains = {domain: _means([own[domain] for own in by_client.values()]) for domain in federation.task.tests}
-        public = {}
-    at_home = {client: by_client[client][domain] for client, domain in domain_of.items() if client in by_client}
-    own_domains = {d: _means([at_home[c] for c in at_home if domain_of[c] == d] or [domains[d]]) for d in domains}
+        domains, at_home = _of_own_models(federation, state)
+    members = {domain: [c for c, home in federation.task.domain_of.items() if home == domain] for domain in domains}
+    own_domains = {d: _means([at_home[c] for c in members[d] if c in at_home] or [domains[d]]) for d in domains}
     summary = measured("summary", RoundJudgement(domains, own_domains, tuple(at_home.values()), public, personal))
-    models: Literal["public model", "clients' own models"] = "public model" if public else "clients' own models"
-    return Judged(models, domains, own_domains, public, personal, summary, clients)
+    return Judged(federation.clients_use, domains, own_domains, at_home, public, personal, summary, clients)
 
 
-def public_judgements(federation: Federation, state: State) -> dict[str, DomainJudgement]:
-    """How the public model does on the test set of each domain."""
+def public_outcomes(federation: Federation, state: State) -> dict[str, Outcomes]:
+    """What the public model says of each example of each domain's test set, on the CPU."""
     public = federation.method.public(state.server)
     assert public is not None, "only a method with a public model is judged by it"
     params, message = public
     networks, tests = federation.networks_of(federation.ids[0]), federation.task.tests
-    seed = derive_seed(federation.training.seed, "evaluate")
-    rest = (federation.task.transform, seed, federation.method.outcomes)
+    rest = (federation.task.transform, derive_seed(federation.training.seed, "evaluate"), federation.method.outcomes)
     with federation.runtime.open(federation):
-        requests = [Map(networks, params, (message, None), data, *rest) for data in tests.values()]
-        answers: list[Outcomes] = federation.runtime.answers(requests)
+        requests = [Map(networks, params, (message, None), data, *rest, to_cpu=True) for data in tests.values()]
+        return dict(zip(tests, federation.runtime.answers(requests), strict=True))
+
+
+def own_scores(federation: Federation, own: Evaluation) -> dict[str, Scores]:
+    """How one client's own model does on the test set of each domain."""
     return {
-        domain: _judgement(outcomes, data, federation.task.num_classes)
-        for (domain, data), outcomes in zip(tests.items(), answers, strict=True)
+        domain: measured("domain", DomainJudgement(confusion, None if area == NO_AREA else area.item()))
+        for domain, confusion, area in zip(federation.task.tests, own.confusion, own.area, strict=True)
     }
 
 
-def own_scores(federation: Federation, state: State) -> dict[ClientId, dict[str, Scores]]:
-    """How the model that each client would use now does on the test set of each domain."""
-    return {
-        client: {
-            domain: measured("domain", DomainJudgement(confusion, None if area == NO_AREA else area.item()))
-            for domain, confusion, area in zip(federation.task.tests, own.confusion, own.area, strict=True)
+def _of_public_model(
+    federation: Federation, state: State, outcomes: Mapping[str, Outcomes]
+) -> tuple[dict[str, Scores], dict[ClientId, Scores]]:
+    """Its scores on the domains, and what each client sees of it at home."""
+    task = federation.task
+    domains: dict[str, Scores] = {
+        d: measured("domain", _judgement(outcomes[d], task.tests[d], task.num_classes)) for d in task.tests
+    }
+    if task.domain_of:
+        return domains, {c: domains[task.domain_of[c]] for c in federation.ids if c in task.domain_of}
+    if task.local_tests:  # only the clients have these
+        evaluations = federation.evaluated(state, federation.testable, "own")
+    else:
+        pooled = tree.map(lambda *parts: torch.cat(parts), *outcomes.values())
+        evaluations = {
+            c: evaluation_of(pooled, None, federation.test_sets(c), task.num_classes) for c in federation.testable
         }
-        for client, own in federation.evaluated(state).items()
-    }
+    return domains, {client: _numbers(own) for client, own in evaluations.items()}
+
+
+def _of_own_models(federation: Federation, state: State) -> tuple[dict[str, Scores], dict[ClientId, Scores]]:
+    """The mean scores of the models that clients would use now, and what each client sees at home."""
+    domain_of = federation.task.domain_of
+    evaluations = federation.evaluated(state) if domain_of else federation.evaluated(state, federation.testable, "all")
+    by_client = {client: own_scores(federation, own) for client, own in evaluations.items()}
+    domains: dict[str, Scores] = {d: _means([own[d] for own in by_client.values()]) for d in federation.task.tests}
+    if domain_of:
+        return domains, {c: own[domain_of[c]] for c, own in by_client.items() if c in domain_of}
+    return domains, {client: _numbers(own) for client, own in evaluations.items()}
+
+
+def _public_judgement(federation: Federation, outcomes: Mapping[str, Outcomes]) -> PublicJudgement:
+    task = federation.task
+    return PublicJudgement(
+        [confusion_of(outcomes[d].predicted, data.labels.cpu(), task.num_classes) for d, data in task.tests.items()]
+    )
 
 
 def _judgement(outcomes: Outcomes, data: Data, num_classes: int) -> DomainJudgement:
-    predicted, margin, labels = outcomes.predicted.cpu(), outcomes.margin.cpu(), data.labels.cpu()
-    area = formulas.area(margin, labels) if num_classes == 2 else None
-    return DomainJudgement(confusion_of(predicted, labels, num_classes), area)
+    labels = data.labels.cpu()
+    area = formulas.area(outcomes.margin, labels) if num_classes == 2 else None
+    return DomainJudgement(confusion_of(outcomes.predicted, labels, num_classes), area)
 
 
 def _numbers(evaluation: Evaluation) -> dict[str, float]:

@@ -10,7 +10,9 @@ Departures:
 2. The own model trains for the configured epochs after the global one has; the paper takes the steps of both in turn,
    on the same batches.
 3. Both models train with the configured optimiser; the code base of FedNH gives the own one no momentum.
-4. The penalty covers parameters, not the statistics of BatchNorm, which the paper does not consider.
+4. A client that takes part for the first time starts its own model from the weights that it receives; until then it
+   uses the global model.
+5. The penalty covers parameters, not the statistics of BatchNorm, which the paper does not consider.
 """
 
 from dataclasses import dataclass
@@ -31,13 +33,14 @@ from protofed.tree import Params
 @dataclass(frozen=True)
 class Ditto(GlobalModel[OwnWeights]):
     tags = ("global", "personal")
+    clients_use = "own models"
     proximal_weight: NonNegative = 1.0
     """λ, how strongly the client's own model is held to the global one. The learning rate times it must be below 1."""
     reference: Literal["received", "trained"] = "received"
     """What the own model is held to: the received weights, or what the client has just trained of them."""
 
     def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
-        return OwnWeights(client.initial_params())
+        return OwnWeights(message.params)
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return memory.params

@@ -3,8 +3,8 @@
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from protofed import tree
 from protofed.api import method as api
 from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, SettingErrors, Uploads
+from protofed.api.method import Clients, Method, MethodWeighting, SettingErrors, Uploads, UsedModel
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
 from protofed.api.task import ClientId, TaskSpec
@@ -26,8 +26,22 @@ from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.tree import Mean, Nothing, Params, Tree, record
 
-Weighting = Literal["uniform", "examples"]
-"""Whether clients count the same in a mean over clients, or by their numbers of examples."""
+
+@dataclass(frozen=True)
+class Averages:
+    """Of a method that averages what clients send."""
+
+    weighting: MethodWeighting = field(default="training", kw_only=True)
+    """How clients count in the mean of their weights: by their numbers of examples, equally ("uniform"), or as
+    `training.weighting` says for all methods."""
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.weighting == "uniform"
+
+    def weight_of(self, num_examples: Tensor) -> float:
+        """How much a client counts in the mean."""
+        return 1.0 if self.is_uniform else num_examples.item()
 
 
 @record
@@ -84,31 +98,25 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
         return self.from_sum(state, totals, server)
 
 
-class WeightSharing(SumMethod[State, Message, Memory, Upload]):
+class WeightSharing(Averages, SumMethod[State, Message, Memory, Upload]):
     """Clients train the server's weights; the server takes the mean of what they send.
 
     What the server knows, sends and receives are records that have at least `params`.
     """
-
-    weighting: Weighting = "examples"
 
     def loss(self, model: Model, batch: Batch, message: Message, memory: Memory) -> Tensor:
         """The local objective: cross-entropy, unless the method says otherwise."""
         return cross_entropy(model, batch)
 
     def summand(self, upload: Upload, message: Message) -> Summands:
-        return {"upload": (upload, self.weight(upload))}
+        return {"upload": (upload, self.weight_of(upload.num_examples))}
 
     def from_sum(self, state: State, totals: Totals, server: ServerContext) -> State:
         return replace(state, params=totals["upload"].value().params)
 
-    def weight(self, upload: Upload) -> float:
-        """How much an upload counts in the mean."""
-        return upload.num_examples.item() if self.weighting == "examples" else 1.0
-
     def share(self, totals: Totals, server: ServerContext) -> float:
         """Which part of the weight of all clients replied in this round."""
-        everyone = server.spec.num_examples if self.weighting == "examples" else len(server.spec.clients)
+        everyone = len(server.spec.clients) if self.is_uniform else server.spec.num_examples
         return totals["upload"].weight / everyone
 
     def local_weights(self, message: Message, memory: Memory) -> Params:
@@ -203,6 +211,10 @@ class Wrapper(Method[Any, Any, Any, Any]):
 
     base: Method[Any, Any, Any, Any]
 
+    @property
+    def clients_use(self) -> UsedModel:
+        return self.base.clients_use
+
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return base_errors(self, self.base)
 
@@ -284,7 +296,9 @@ class PrototypeUpload:
 
 
 class PrototypeSharing(
-    Method[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Nothing, PrototypeUpload], Generic[Targets]
+    Averages,
+    Method[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Nothing, PrototypeUpload],
+    Generic[Targets],
 ):
     """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
 
@@ -321,7 +335,7 @@ class PrototypeSharing(
     ) -> WeightsAndPrototypes[Targets]:
         mean, prototypes = Mean(), []
         for _, upload in uploads:
-            mean.add(upload.params, upload.num_examples.item())
+            mean.add(upload.params, self.weight_of(upload.num_examples))
             prototypes.append(upload.prototypes)
         return WeightsAndPrototypes(mean.value(), self.combine(prototypes, state.prototypes))
 

@@ -70,6 +70,7 @@ class Bounded:
 @dataclass(frozen=True)
 class FedALA(GlobalModel[Mixing]):
     tags = ("global", "personal")
+    clients_use = "own models"
     mixing_rate: NonNegative = 1.0
     """η, the learning rate of the mixing. At 0 the mixture is the global model, and the method is FedAvg."""
     mixing_data: Annotated[float, Interval(gt=0, le=1)] = 0.8

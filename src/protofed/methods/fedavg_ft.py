@@ -30,6 +30,7 @@ from protofed.tree import Nothing, Params
 @dataclass(frozen=True)
 class FedAvgFT(GlobalModel[OwnWeights]):
     tags = ("global", "personal")
+    clients_use = "own models"
     fine_tuning_epochs: Annotated[int, Ge(1)] = 10
     """Passes of a client over its data in which it fine-tunes the global model."""
     fine_tuned: Literal["all", "classifier"] = "all"

@@ -2,11 +2,10 @@
 
 Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
 
-Sends: the weights of everything but the layers of normalisation. Keeps: its layers of normalisation. Server: mean,
-every client counting equally.
+Sends: the weights of everything but the layers of normalisation. Keeps: its layers of normalisation. Server: mean.
 
 Departures:
-1. Clients count equally, as in the paper; by their numbers of examples is a setting.
+1. Clients count by their numbers of examples, as in all methods here; equally in the paper.
 2. All layers of normalisation stay at the client, GroupNorm and LayerNorm too; the paper speaks of BatchNorm.
 3. Between rounds a client is tested with the server's weights and its own layers of normalisation. A client that has
    not taken part has those of the common initial weights.
@@ -17,14 +16,12 @@ from dataclasses import dataclass
 from protofed import tree
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.errors import BadInput
-from protofed.methods.families import OwnWeights, PartSharing, Weighting, Weights
+from protofed.methods.families import OwnWeights, PartSharing, Weights
 
 
 @dataclass(frozen=True)
 class FedBN(PartSharing):
     tags = ("personal",)
-    weighting: Weighting = "uniform"
-    """Whether clients count equally in the mean or by their numbers of examples."""
 
     # Which weights belong to layers of normalisation only the networks know; statistics go by these names in all.
     private = ("*.running_mean", "*.running_var")

@@ -9,9 +9,9 @@ clients; the mean of all clients' gradients.
 
 Departures:
 1. The server adds up the mean drift from the weights that it receives, so that no client sends its drift.
-2. A client of more examples has a weaker penalty and correction, by its relative number of examples, and the means are
-   over clients, as in the authors' code; so the optimum is that of all examples together. With `weighting = "examples"`
-   the means are weighted in place of the objectives, for the same optimum.
+2. The means are weighted by examples, as in all methods here. With `weighting = "uniform"`, as in the authors' code, a
+   client of more examples has a weaker penalty and correction instead, by its relative number of examples. Both have
+   the optimum of all examples together.
 3. The number of steps is the client's own; the authors' code takes the mean client's for all.
 4. With momentum, which the authors' code does not use, a gradient moves the weights more than once; the update is
    divided by how often, so that the estimate of the mean gradient has no bias.
@@ -41,7 +41,7 @@ from protofed.methods._shared.control_variates import (
     zeros,
 )
 from protofed.methods._shared.losses import cross_entropy
-from protofed.methods.families import Totals, Weighting, Weights, WeightSharing, WeightUpload
+from protofed.methods.families import Totals, Weights, WeightSharing, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, record
@@ -84,8 +84,6 @@ class FedDC(WeightSharing[Decoupled, Guided, Decoupling, GradientUpload]):
     """α: how strongly a client is held to the received weights, less its drift."""
     gradient_correction: bool = True
     """Whether gradients are corrected; without, the penalty is all, and that of FedDyn."""
-    weighting: Weighting = "uniform"
-    """Whether clients count the same in means and by examples in their objectives, or by examples in means."""
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("FedDC", optimizer)
@@ -93,7 +91,7 @@ class FedDC(WeightSharing[Decoupled, Guided, Decoupling, GradientUpload]):
     def init_server(self, server: ServerContext) -> Decoupled:
         params = server.initial_params()
         zero = zeros(params, server.networks.trainable)
-        return Decoupled(params, zero, zero, relative_sizes(server.spec, self.weighting))
+        return Decoupled(params, zero, zero, relative_sizes(server.spec, self.is_uniform))
 
     def message_for(self, state: Decoupled, client: ClientId) -> Guided:
         return Guided(state.params, state.gradient, state.sizes[client])
@@ -136,8 +134,8 @@ class FedDC(WeightSharing[Decoupled, Guided, Decoupling, GradientUpload]):
         return cross_entropy(model, batch) + towards
 
 
-def relative_sizes(spec: TaskSpec, weighting: Weighting) -> dict[ClientId, Tensor]:
+def relative_sizes(spec: TaskSpec, is_uniform: bool) -> dict[ClientId, Tensor]:
     """Each client's number of examples over the mean client's; 1 for all where the means are weighted."""
     mean = spec.num_examples / len(spec.clients)
     sizes = {client: enrolment.num_examples / mean for client, enrolment in spec.clients.items()}
-    return {client: torch.tensor(1.0 if weighting == "examples" else size) for client, size in sizes.items()}
+    return {client: torch.tensor(size if is_uniform else 1.0) for client, size in sizes.items()}

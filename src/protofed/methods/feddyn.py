@@ -9,8 +9,8 @@ Departures:
 1. The drift is kept in place of the paper's gradients: the client's is −1/α times its linear term, the server's −1/α
    times h. The client's loss differs by a constant, the weights are the same, and nothing is divided by α.
 2. With α = 0, where h/α is 0/0, the server takes the mean alone: then the method is FedAvg.
-3. Clients count the same in both means, as in the paper; weighting by examples is a setting. The authors' code divides
-   α by a client's relative number of examples, which aims at the same weighted optimum.
+3. Clients count by their numbers of examples in both means, as in all methods here; equally in the paper. The
+   authors' code divides α by a client's relative number of examples, which aims at the same weighted optimum.
 4. Only parameters have a drift; the statistics of BatchNorm, which the paper does not consider, are averaged.
 5. The authors' code clips the gradient at norm 10; here that is a setting of the optimiser.
 """
@@ -24,7 +24,7 @@ from protofed.api.method import NonNegative
 from protofed.data.batches import Batch
 from protofed.methods._shared.control_variates import corrected, drift_penalty, updated_drift, zeros
 from protofed.methods._shared.losses import cross_entropy
-from protofed.methods.families import PlainSharing, Totals, Weighting, Weights, WeightUpload
+from protofed.methods.families import PlainSharing, Totals, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.tree import Params, record
 
@@ -46,8 +46,6 @@ class FedDyn(PlainSharing[Drifting, Drift]):
     tags = ("global",)
     penalty_weight: NonNegative = 0.01
     """α: how strongly a client is held to the received weights, less its drift. At 0 the method is FedAvg."""
-    weighting: Weighting = "uniform"
-    """Whether clients count the same, or by their numbers of examples."""
 
     def init_server(self, server: ServerContext) -> Drifting:
         params = server.initial_params()

@@ -3,7 +3,7 @@
 Dai, Chen, Li, Heinecke, Sun, Xu: Tackling Data Heterogeneity in Federated Learning with Class Prototypes, AAAI 2023.
 
 Sends: weights, with the prototypes as those of the classifier; own class prototypes, and how many examples are behind
-each. Keeps: nothing. Server: unweighted mean of the weights; each class's prototype is turned towards the mean of the
+each. Keeps: nothing. Server: mean of the weights; each class's prototype is turned towards the mean of the
 clients' own ones, weighted by examples, and stays of length 1.
 
 Departures:
@@ -12,7 +12,8 @@ Departures:
 2. The sphere is that of what a classifier reads: the output of the projection if the network has one. The task's own
    classifier is left out, and the prototypes are in its place.
 3. A class that no reply of a round holds keeps its prototype exactly, and so does one whose mean has no direction.
-4. A client also sends back the prototypes that it received, as part of its weights, so that these are complete for
+4. Clients count by their numbers of examples in the mean of the weights, as in all methods here; equally in the paper.
+5. A client also sends back the prototypes that it received, as part of its weights, so that these are complete for
    methods that go around this one.
 """
 
@@ -29,7 +30,7 @@ from protofed.api.method import Positive, Uploads
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import embedded, embedding_dim
-from protofed.methods.families import PublicWeights, Weighting, Weights, WeightUpload
+from protofed.methods.families import PublicWeights, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
@@ -66,8 +67,6 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
     """ρ, how much of a prototype stays when the server turns it."""
     initial_scale: Positive = 1.0
     """s, what cosines are multiplied by, before training; it is learnt. The authors' code has 20 for ResNets."""
-    weighting: Weighting = "uniform"
-    """Whether clients count equally in the mean of the weights or by their numbers of examples."""
 
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         parts = spec.model(client)
@@ -91,7 +90,7 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
     def aggregate(self, state: Weights, uploads: Uploads[DirectedUpload], server: ServerContext) -> Weights:
         mean, sent = Mean(), []
         for _, upload in uploads:
-            mean.add(upload.params, self.weight(upload))
+            mean.add(upload.params, self.weight_of(upload.num_examples))
             sent.append(upload.prototypes)
         prototypes = state.params[PROTOTYPES]
         seen = class_means.mean_over_counts(sent, class_means.no_prototypes(*prototypes.shape))

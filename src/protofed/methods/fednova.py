@@ -52,7 +52,7 @@ class FedNova(PublicWeights[Weights, Nothing, NormalisedUpload]):
         """The upload, and its update divided by the effective number of steps."""
         steps = upload.steps.clamp(min=1)
         direction = {name: (leaf.double() - message.params[name]) / steps for name, leaf in upload.params.items()}
-        return {**super().summand(upload, message), "direction": (direction, self.weight(upload))}
+        return {**super().summand(upload, message), "direction": (direction, self.weight_of(upload.num_examples))}
 
     def from_sum(self, state: Weights, totals: Totals, server: ServerContext) -> Weights:
         mean: NormalisedUpload = totals["upload"].value()

@@ -25,7 +25,7 @@ from torch import Tensor
 from protofed.api.contexts import ServerContext
 from protofed.api.method import Positive
 from protofed.methods._shared.control_variates import zeros
-from protofed.methods.families import PlainSharing, Totals, Weighting, Weights
+from protofed.methods.families import PlainSharing, Totals, Weights
 from protofed.tree import Nothing, Params, record
 
 Share = Annotated[float, Interval(ge=0, lt=1)]
@@ -52,8 +52,6 @@ class FedOPT(PlainSharing[Moments, Nothing]):
     """β₂: how much of the second moment is kept from round to round, with Adam and Yogi."""
     adaptivity: Positive = 1e-3
     """τ, added to the root of the second moment: the smaller, the more the sign of an update decides a step."""
-    weighting: Weighting = "examples"
-    """Whether clients count by their numbers of examples, or the same."""
 
     def init_server(self, server: ServerContext) -> Moments:
         params = server.initial_params()

@@ -19,7 +19,8 @@ Departures:
 6. Eq. (3) is taken on the class means of a batch, over its classes that have a prototype; 1e-12 under the root keeps
    the gradient finite. The text also speaks of pushing other classes away, which no equation does.
 7. In the first round there are no prototypes to learn against: those of the clustering come from random weights.
-8. Means within a cluster are unweighted, as the text says; Eq. (1) weights by examples (a setting, for both).
+8. Means within a cluster weight by examples, as Eq. (1) and as all methods here; the text says that they are
+   unweighted (a setting, for both).
 9. A cluster that nobody replies for enters Eq. (8) with the extractor that it had, and a class that no reply of its
    cluster holds with its prototype; the paper has all clients take part.
 10. A client that was not there for the clustering joins the nearest cluster when it first takes part; the paper leaves
@@ -44,7 +45,7 @@ from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.models import CLASSIFIER
-from protofed.methods.families import OwnWeights, PrototypeUpload
+from protofed.methods.families import Averages, OwnWeights, PrototypeUpload
 from protofed.nn.networks import Model, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
@@ -72,7 +73,7 @@ class ClusterMessage:
 
 
 @dataclass(frozen=True)
-class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
+class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     tags = ("core", "personal", "prototype", "server-side")
     num_clusters: Annotated[int, Ge(0)] = 5
     """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
@@ -86,8 +87,6 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     """ρ in Eq. (6): cosines divided by their sum, or their softmax."""
     temperature: Positive = 0.1
     """The temperature of the softmax, if ρ is one; not in the paper."""
-    intra_weighting: Literal["uniform", "examples"] = "uniform"
-    """Whether the clients of a cluster count equally or by their numbers of examples, N_i in Eq. (1)."""
     prototype_mode: PrototypeMode = "recomputed"
     """Whether a client's prototypes, Eq. (2), are recomputed after training or the running means of its last epoch."""
 
@@ -155,7 +154,7 @@ class FedPC(Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
         for client, upload in uploads:
             cluster = int(state.assignment[client])
             if cluster >= 0:
-                weight = upload.num_examples.item() if self.intra_weighting == "examples" else 1.0
+                weight = self.weight_of(upload.num_examples)
                 means[cluster].add(upload.params, weight)
                 replies[cluster].append((upload.prototypes, weight))
         params = [means[j].value() if replies[j] else entry(state.params, j) for j in range(count)]

@@ -42,6 +42,7 @@ class Soup:
 @dataclass(frozen=True)
 class FedSoup(GlobalModel[Soup]):
     tags = ("global", "personal")
+    clients_use = "own models"
     start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """α, the share of the rounds after which clients average."""
 

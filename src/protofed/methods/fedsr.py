@@ -2,7 +2,7 @@
 
 Nguyen, Torr, Lim: FedSR: A Simple and Effective Domain Generalization Method for Federated Learning, NeurIPS 2022.
 
-Sends: weights. Keeps: the reference distribution of each class, which it trains. Server: unweighted mean.
+Sends: weights. Keeps: the reference distribution of each class, which it trains. Server: mean.
 
 Departures:
 1. Mean and spread of an example's features are made by one linear layer more, from what the classifier would read (the
@@ -28,7 +28,7 @@ from protofed.api.method import NonNegative
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import embedded, embedding_dim
-from protofed.methods.families import OwnWeights, PartSharing, Weighting, Weights
+from protofed.methods.families import OwnWeights, PartSharing, Weights
 from protofed.nn.networks import Model, Parts, Patterns
 from protofed.seeds import normal
 from protofed.tree import Params
@@ -62,8 +62,6 @@ class FedSR(PartSharing):
     """Whether the length of a feature vector is squared."""
     samples: Annotated[int, Ge(1)] = 20
     """How many samples of the features a prediction averages over."""
-    weighting: Weighting = "uniform"
-    """Whether clients count equally in the mean or by their numbers of examples."""
 
     private = REFERENCE
     has_plain_classifier = False

@@ -8,7 +8,7 @@ does, with a weight for each client in place of the number of examples; then cli
 averaging gain weight, the others lose it.
 
 Departures:
-1. The weights start equal, as in the paper; from the numbers of examples is a setting.
+1. The weights start as the base's `weighting` says: from the numbers of examples, or equal, as in the paper.
 2. The gap is one of losses, less the mean gap of the round, as in the paper; the authors' code takes accuracies, and
    does not subtract the mean (settings).
 3. The step shrinks linearly from the first round to the last; in the authors' code the first factor is above 1. It is
@@ -32,14 +32,13 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, SettingErrors, Uploads
-from protofed.api.task import ClientId, TaskSpec
+from protofed.api.method import Clients, Method, Uploads, weighting_of
+from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.methods._shared.validation import held_out
 from protofed.methods.families import StatefulWrapper
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model
-from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, Tree, record
 
 NEVER_ZERO = 1e-12
@@ -69,11 +68,9 @@ class Loss:
 class GA(StatefulWrapper):
     tags = ("global", "server-side", "wrapper")
     base: Method[Any, Any, Any, Any] = field(default_factory=FedAvg)
-    """The method whose mean is weighted; numbers of examples must count in it."""
+    """The method whose mean is weighted. Its `weighting` decides what the weights start from."""
     step: Annotated[float, Interval(ge=0, lt=1)] = 0.2
     """d, how far weights move in the first round, in parts of 1/N."""
-    start: Literal["uniform", "examples"] = "uniform"
-    """Whether clients start with equal weights, or with weights by their numbers of examples."""
     measure: Literal["loss", "error"] = "loss"
     """What is compared before and after the averaging: the mean loss, or the share of examples that are wrong."""
     centred: bool = True
@@ -81,13 +78,9 @@ class GA(StatefulWrapper):
 
     # ---- the server's half
 
-    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
-        yield from super().validate(optimizer, batch_size, spec)
-        if getattr(self.base, "weighting", "examples") != "examples":
-            yield "base.weighting", 'the weights of GA would not count in a plain mean: set it to "examples"'
-
     def init_server(self, server: ServerContext) -> Adjusted:
-        sizes = {c: e.num_examples if self.start == "examples" else 1 for c, e in server.spec.clients.items()}
+        is_uniform = weighting_of(self.base, "examples") == "uniform"
+        sizes = {c: 1 if is_uniform else e.num_examples for c, e in server.spec.clients.items()}
         total = sum(sizes.values())
         shares = {c: torch.tensor(sizes[c] / total, dtype=torch.float64) for c in sorted(sizes)}
         return Adjusted(self.base.init_server(server), shares)
@@ -115,7 +108,9 @@ class GA(StatefulWrapper):
         total = server.spec.num_examples
         weights = {client: total * share.clamp(min=NEVER_ZERO) for client, share in state.share.items()}
         weighted = ((client, replace(upload.base, num_examples=weights[client])) for client, upload in uploads)
-        return super().aggregate(state, weighted, server)
+        base: Any = self.base
+        by_weight = replace(base, weighting="examples") if hasattr(base, "weighting") else base
+        return replace(state, base=by_weight.aggregate(state.base, weighted, server))
 
     # ---- the client's half
 

@@ -63,7 +63,7 @@ class GRACE(GlobalModel[Nothing]):
         updates = torch.stack([flat(state.params, names) - flat(r.params, names) for r in replies])  # (N, P)
         mean = Mean()
         for reply, weight in zip(replies, agreement(updates).tolist(), strict=True):
-            mean.add(reply.params, reply.num_examples.item() * weight)
+            mean.add(reply.params, self.weight_of(reply.num_examples) * weight)
         return Weights(stepped(state.params, mean.value(), names, self.server_rate))
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:

@@ -3,11 +3,11 @@
 Ghosh, Chung, Yin, Ramchandran: An Efficient Framework for Clustered Federated Learning, NeurIPS 2020.
 
 Sends: weights, and which model they were trained from. Keeps: which model that was. Server: mean of each model over
-the clients that chose it, all counting equally.
+the clients that chose it.
 
 Departures:
 1. Clients send trained weights (the paper's model averaging), not gradients.
-2. Clients count equally in the mean of their model, as in the paper; by their numbers of examples is a setting.
+2. Clients count by their numbers of examples in the mean of their model, as in all methods here; equally in the paper.
 3. A model that no client chose stays as it was.
 4. The first model starts from the common initial weights, the others from seeds derived from the run's; the paper asks
    for different random starts, and in some experiments for several restarts.
@@ -31,7 +31,7 @@ from protofed.api.roles import Count
 from protofed.api.task import ClientId
 from protofed.methods._shared.losses import cross_entropy, summed_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked
-from protofed.methods.families import Weighting, Weights
+from protofed.methods.families import Averages, Weights
 from protofed.seeds import derive_seed
 from protofed.tree import Mean, Nothing, Params, record
 
@@ -48,12 +48,10 @@ class ClusterUpload:
 
 
 @dataclass(frozen=True)
-class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
+class IFCA(Averages, Method[Weights, Weights, Choice, ClusterUpload]):
     tags = ("personal",)
     num_clusters: Annotated[int, Ge(1)] = 4
     """k, the number of models. The paper takes 4 for MNIST in four rotations, 2 for CIFAR-10 in two."""
-    weighting: Weighting = "uniform"
-    """Whether the clients of a model count equally in its mean or by their numbers of examples."""
 
     def init_server(self, server: ServerContext) -> Weights:
         seeds = [derive_seed(server.seed, "weights", k) for k in range(1, self.num_clusters)]
@@ -72,7 +70,7 @@ class IFCA(Method[Weights, Weights, Choice, ClusterUpload]):
         for _, upload in uploads:
             for k, count in enumerate(upload.count.tolist()):
                 if count:
-                    means.setdefault(k, Mean()).add(upload.params, count if self.weighting == "examples" else 1)
+                    means.setdefault(k, Mean()).add(upload.params, 1 if self.is_uniform else count)
         clusters = range(self.num_clusters)
         return Weights(stacked([means[k].value() if k in means else entry(state.params, k) for k in clusters]))
 

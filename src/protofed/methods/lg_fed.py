@@ -4,20 +4,20 @@ Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency: Think Locally
 Local and Global Representations, NeurIPS 2019 Workshop on Federated Learning.
 
 Sends: the weights of the classifier. Keeps: all other weights, so that networks may differ below the classifier.
-Server: mean of the classifiers, every client counting equally.
+Server: mean of the classifiers.
 
 Departures:
 1. The classifier is what is shared; the authors' code shares the two top layers on CIFAR. The projection of a network
    that has one stays at the client.
 2. Training starts from common initial weights; the authors' code starts from a model that FedAvg has trained.
-3. Clients count equally, as in the authors' code; by their numbers of examples is a setting.
+3. Clients count by their numbers of examples, as in all methods here; equally in the authors' code.
 4. A client is tested with its own features and the server's classifier; the authors' code takes for each client the
    model that was best on its test set. The personal metrics, as of every method, are of the weights just trained.
 """
 
 from dataclasses import dataclass
 
-from protofed.methods.families import PartSharing, Weighting
+from protofed.methods.families import PartSharing
 from protofed.nn.networks import Patterns
 
 BODY: Patterns = ("features.*", "projection.*")
@@ -26,7 +26,5 @@ BODY: Patterns = ("features.*", "projection.*")
 @dataclass(frozen=True)
 class LGFed(PartSharing):
     tags = ("personal", "heterogeneous")
-    weighting: Weighting = "uniform"
-    """Whether clients count equally in the mean or by their numbers of examples."""
 
     private = BODY

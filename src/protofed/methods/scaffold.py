@@ -11,7 +11,7 @@ Departures:
    which the paper does not use, a gradient moves the weights more than once; the update is divided by how often,
    so that the estimate has no bias.
 2. Weight decay and clipping are part of the gradient that is estimated.
-3. Clients count the same in both means, as in the paper; weighting by examples is a setting.
+3. Clients count by their numbers of examples in both means, as in all methods here; equally in the paper.
 4. Only parameters have control variates; the statistics of BatchNorm, which the paper does not consider, are averaged.
 """
 
@@ -26,7 +26,7 @@ from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.control_variates import added, inner_product, mean_gradient, needs_sgd, zeros
 from protofed.methods._shared.losses import cross_entropy
-from protofed.methods.families import PublicWeights, Totals, Weighting, Weights, WeightUpload
+from protofed.methods.families import PublicWeights, Totals, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, record
@@ -54,8 +54,6 @@ class Scaffold(PublicWeights[Controlled, ControlVariate, ControlledUpload]):
     tags = ("global",)
     server_lr: Positive = 1.0
     """η_g, the global step size: how far the server goes towards the mean of the clients' weights."""
-    weighting: Weighting = "uniform"
-    """Whether clients count the same, or by their numbers of examples."""
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("SCAFFOLD", optimizer)

@@ -3,16 +3,17 @@
 A metric belongs to a group, which says what was judged:
 
     domain     a model on the test set of one domain
-    public     the public model on all test sets together
+    public     the public model on all test sets
     personal   a client's own model, right after training; reports show the mean over clients
     summary    made of the others
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from protofed.metrics import formulas
@@ -48,6 +49,17 @@ class DomainJudgement:
 
 
 @dataclass(frozen=True)
+class PublicJudgement:
+    """The public model: the input of `public` metrics."""
+
+    domains: Sequence[Tensor]  # (C, C) each, confusion on each domain's test set
+
+    @property
+    def pooled(self) -> Tensor:
+        return torch.stack(list(self.domains)).sum(0)
+
+
+@dataclass(frozen=True)
 class PersonalJudgement:
     """One client's own model: the input of `personal` metrics."""
 
@@ -63,8 +75,8 @@ class RoundJudgement:
     domains: Mapping[str, Mapping[str, float]]
     own_domains: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """What the clients of each domain see there, mean over them."""
-    clients_at_home: tuple[Mapping[str, float], ...] = ()
-    """What each client that has a domain sees there."""
+    at_home: tuple[Mapping[str, float], ...] = ()
+    """What each client sees on its domain's test set or, in a task without domains, on its own."""
     public: Mapping[str, float] = field(default_factory=dict)
     personal: Mapping[str, float] = field(default_factory=dict)
 
@@ -88,9 +100,12 @@ METRICS = (
     Metric("domain", "majority_rate", "majority", "share of the most frequent class in the test set",
            lambda judged: formulas.majority_rate(judged.confusion)),
     Metric("domain", "auc", "AUC", "area under the ROC curve, for two classes", lambda judged: judged.area),
-    Metric("public", "accuracy", "GM", "the public model on all test sets together", formulas.accuracy),
+    Metric("public", "accuracy", "GM", "the public model on all test sets together",
+           lambda judged: formulas.accuracy(judged.pooled)),
     Metric("public", "balanced_accuracy", "GM balanced", "the same, mean of the classes' accuracies",
-           formulas.balanced_accuracy, is_shown=False),
+           lambda judged: formulas.balanced_accuracy(judged.pooled), is_shown=False),
+    Metric("public", "average", "GM AVG", "the public model, mean over the domains",
+           lambda judged: _mean(map(formulas.accuracy, judged.domains)), is_shown=False),
     Metric("personal", "owned", "PM(V)", "own models on all test sets together, on the classes that the client has",
            lambda judged: formulas.owned_accuracy(judged.pooled, judged.counts)),
     Metric("personal", "proportional", "PM(L)", "the same, with classes weighted as in the client's data",
@@ -105,8 +120,10 @@ METRICS = (
            lambda judged: formulas.local_index(judged.own)),
     Metric("summary", "average", "AVG", "mean over the domains",
            lambda judged: _mean(scores["accuracy"] for scores in judged.domains.values())),
-    Metric("summary", "own_domain", "own", "what a client sees on its own domain, mean over clients",
-           lambda judged: _mean(scores["accuracy"] for scores in judged.clients_at_home)),
+    Metric("summary", "own", "own", "what a client sees at home with the model that it uses, mean over clients",
+           lambda judged: _mean(scores["accuracy"] for scores in judged.at_home)),
+    Metric("summary", "own_local_index", "own I_local", "the same, harmonic mean of accuracy and macro F1",
+           lambda judged: _mean(scores.get("local_index") for scores in judged.at_home), is_shown=False),
     Metric("summary", "balanced_accuracy", "balanced", "mean over the own domains of the classes' mean accuracy",
            lambda judged: _mean(scores.get("balanced_accuracy") for scores in judged.own_domains.values())),
     Metric("summary", "majority_rate", "majority", "share of the most frequent class, mean over the domains",

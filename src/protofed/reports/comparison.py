@@ -2,29 +2,33 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
+from protofed.api.method import weighting_of
 from protofed.methods import METHODS
 from protofed.metrics.formulas import rounds_to_target
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import (
-    NOTE,
+    GAIN_NOTE,
+    Headline,
     Numbers,
     Row,
     Sheet,
     cost_sheet,
-    domain_sheet,
+    headline_of,
     home_sheet,
     metric,
     personal_note,
     personal_sheet,
+    sheets,
 )
 from protofed.runs.compare import Comparison
 from protofed.runs.config.config import Config
-from protofed.runs.results import Round, summed
+from protofed.runs.results import Round, Summary, summed
 from protofed.runs.store.checkpoint import write_atomically
 from protofed.runs.store.folder import environment
 from protofed.runs.sweep import Outcome
@@ -84,13 +88,14 @@ def _file_name(task: str, k: int, tasks: Sequence[str]) -> str:
 
 def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[Outcome]]) -> TaskReport:
     rows, rounds, failures = [], {}, []
+    first = next(iter(comparison.runs[task].values()))[0]
     for label, outcomes in runs.items():
         configs, published = comparison.runs[task][label], comparison.published.get(task, {}).get(label)
         ended = [outcome.rounds for outcome in outcomes if outcome.is_done]
-        seeds = [_numbers(one, comparison) for one in ended]
-        judged = {r.judged for one in ended for r in one if r.judged}
-        has_public = judged != {"clients' own models"}
-        rows.append(Row(label, seeds, has_public, _is_reference(configs[0]), published))
+        by_seed = zip(comparison.seeds, outcomes, strict=True)
+        seeds = [_numbers(outcome.rounds, seed, comparison.summary) for seed, outcome in by_seed if outcome.is_done]
+        uses_own = any(r.judged == "own models" for one in ended for r in one)
+        rows.append(Row(label, seeds, uses_own, _is_reference(configs[0]), published))
         if ended:
             rounds[label] = ended
         failures += [
@@ -98,30 +103,42 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
             for seed, outcome in zip(comparison.seeds, outcomes, strict=True)
             if not outcome.is_done
         ]
+    if comparison.target is not None:
+        by_headline = headline_of(rows)
+        rows = [_with_target(row, rounds.get(row.label, ()), by_headline, comparison.target) for row in rows]
+    if comparison.is_sorted:
+        best_last = metric(headline_of(rows))
+        rows.sort(key=lambda row: row.mean(best_last) if row.values(best_last) else 0.0, reverse=True)
     domains = dict.fromkeys(domain for ended in rounds.values() for r in ended[0] for domain in r.domains)
-    some = next(iter(comparison.runs[task].values()))[0].task
-    return TaskReport(task, rows, list(domains), rounds, failures, isinstance(some, ReadsOwnFiles))
+    return TaskReport(task, rows, list(domains), rounds, failures, isinstance(first.task, ReadsOwnFiles))
 
 
 def _is_reference(config: Config) -> bool:
     return type(config.method) is REFERENCE
 
 
-def _numbers(rounds: Sequence[Round], comparison: Comparison) -> Numbers:
+def _with_target(row: Row, runs: Sequence[Sequence[Round]], headline: Headline, target: float) -> Row:
+    """The row, with the rounds that each run took to reach the target."""
+    reached = [rounds_to_target((r.metric(headline) for r in rounds if r.round), target) for rounds in runs]
+    seeds = [
+        seed if count is None else replace(seed, costs={**seed.costs, "reached": count})
+        for seed, count in zip(row.seeds, reached, strict=True)
+    ]
+    return replace(row, seeds=seeds)
+
+
+def _numbers(rounds: Sequence[Round], seed: int, summary: Summary) -> Numbers:
     """Everything that a report says of one run."""
     trained = [r for r in rounds if r.round]
     moved = [t for r in trained for t in r.traffic.values()]
-    scores = summed(rounds, comparison.summary)
+    scores = summed(rounds, summary)
     costs = {
         "down": fmean(t["down"] for t in moved),
         "up": fmean(t["up"] for t in moved),
         "seconds": fmean(sum(r.seconds.values()) for r in trained),
         "left_out": sum(len(r.failures) for r in rounds),
     }
-    if comparison.target is not None:
-        reached = rounds_to_target((r.average for r in trained), comparison.target)
-        costs |= {} if reached is None else {"reached": reached}
-    return Numbers(scores.domains, scores.own_domains, scores.metrics, costs)
+    return Numbers(seed, scores.domains, scores.own_domains, scores.metrics, costs)
 
 
 def _draw(part: TaskReport, path: Path) -> None:
@@ -129,20 +146,29 @@ def _draw(part: TaskReport, path: Path) -> None:
         return
     title = f"{part.task}: accuracy, mean and range of the seeds"
     if len(part.rounds) <= FEW:
-        accuracy_over_rounds(part.rounds, path, title)
+        accuracy_over_rounds(part.rounds, path, title, headline_of(part.rows))
     else:
-        standings(part.rows, path, title)
+        standings(part.rows, path, title, headline_of(part.rows))
 
 
 def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
-    sheets: list[tuple[str, Sheet | None, str]] = [
-        ("Accuracy on each domain, %", domain_sheet(part.rows, part.domains, part.is_own_data), NOTE),
-        *_home_sheets(part),
+    accuracies = sheets(part.rows, part.domains, part.is_own_data)
+    if any("[" in cell for _, sheet, _ in accuracies for line in sheet.rows for cell in line[1:]):
+        accuracies = [(title, sheet, f"{note} {GAIN_NOTE}") for title, sheet, note in accuracies]
+    tables: list[tuple[str, Sheet | None, str]] = [
+        *accuracies,
+        ("Area under the ROC curve that clients see on their own domain, %", _area_sheet(part), ""),
         ("Global and personal metrics, %", personal_sheet(part.rows), personal_note()),
         ("Costs: bytes per round and client, seconds per round", cost_sheet(part.rows, comparison.target), ""),
     ]
-    lines = [f"## {part.task}\n", *([f"![{part.task}]({picture})\n"] if part.rounds else [])]
-    for title, sheet, note in sheets:
+    configs = {label: seeds[0] for label, seeds in comparison.runs[part.task].items()}
+    terms = [f"- {label}: {', '.join(said)}" for label, said in differing_terms(configs).items()]
+    lines = [
+        f"## {part.task}\n",
+        *(["Terms that differ from most methods':\n", *terms, ""] if terms else []),
+        *([f"![{part.task}]({picture})\n"] if part.rounds else []),
+    ]
+    for title, sheet, note in tables:
         if sheet is not None:
             lines += [f"### {title}\n", sheet.markdown(), *([note.replace("\n", " ") + "\n"] if note else [])]
     if part.failures:
@@ -150,15 +176,33 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     return "\n".join(lines)
 
 
-def _home_sheets(part: TaskReport) -> list[tuple[str, Sheet | None, str]]:
-    """Where clients have models of their own, what they see at home says more than what all of them see everywhere."""
-    have_homes = any(row.values(metric("own_domain")) for row in part.rows)
-    is_needed = have_homes and any(not row.has_public_model or row.values(metric("auc")) for row in part.rows)
-    accuracy, area = (home_sheet(part.rows, part.domains, measure) for measure in ("accuracy", "auc"))
-    return [
-        ("Accuracy that clients see on their own domain, %", accuracy if is_needed else None, ""),
-        ("Area under the ROC curve that clients see on their own domain, %", area, ""),
-    ]
+def differing_terms(configs: Mapping[str, Config]) -> dict[str, list[str]]:
+    """Where a method is not compared on equal terms: settings of training that most of the others do not have."""
+    terms = {label: _terms(config) for label, config in configs.items()}
+    usual = {
+        key: Counter(repr(one.get(key)) for one in terms.values()).most_common(1)[0][0]
+        for key in dict.fromkeys(key for one in terms.values() for key in one)
+    }
+    said = {
+        label: [f"{key} {value}" for key, value in one.items() if repr(value) != usual[key]]
+        for label, one in terms.items()
+    }
+    return {label: differences for label, differences in said.items() if differences}
+
+
+def _terms(config: Config) -> dict[str, object]:
+    table = config.resolved()
+    training = {key: value for key, value in table["training"].items() if key not in ("optimizer", "weighting")}
+    optimizer = {f"optimizer.{key}": value for key, value in table["training"]["optimizer"].items()}
+    weighting = weighting_of(config.method, config.training.weighting)
+    terms = {**training, **optimizer, "fine_tune": config.evaluation.fine_tune}
+    return terms if weighting is None else {**terms, "weighting": weighting}
+
+
+def _area_sheet(part: TaskReport) -> Sheet | None:
+    if any(row.values(metric("auc")) for row in part.rows):
+        return home_sheet(part.rows, part.domains, "auc")
+    return None
 
 
 def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
@@ -171,6 +215,7 @@ def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
         f"- {first.rounds} rounds of {first.epochs} local epochs, batch {first.batch_size}, unless a task's or "
         "method's section of the file says otherwise",
     ]
+    lines += [f"- {remark}" for remark in comparison.remarks]
     if comparison.source:
         lines.append(f"- published numbers: {comparison.source}")
     return "\n".join(lines) + "\n"

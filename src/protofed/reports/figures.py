@@ -4,14 +4,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from protofed.reports.tables import Row, metric
+from protofed.reports.tables import Headline, Row, metric
 from protofed.runs.results import Round
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 
+AXES = {"own": "what clients see at home", "average": "average over the domains"}
 
-def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Path, title: str) -> None:
-    """One panel per domain and one for their average; one line per method, the mean of its seeds in their range. A
+
+def accuracy_over_rounds(
+    runs: Mapping[str, Sequence[Sequence[Round]]], path: Path, title: str, headline: Headline
+) -> None:
+    """One panel per domain and one for the headline; one line per method, the mean of its seeds in their range. A
     method whose task lacks a domain has no line there."""
     from matplotlib.figure import Figure  # slow imports that only pictures need
     from matplotlib.ticker import MaxNLocator
@@ -23,12 +27,12 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
     lines = {}
     for axis, panel in zip(axes, panels, strict=True):
         for (method, seeds), colour in zip(runs.items(), COLOURS, strict=False):
-            curves = [_curve(rounds, panel) for rounds in seeds]
+            curves = [_curve(rounds, panel, headline) for rounds in seeds]
             shown = [r.round for r in seeds[0] if r.is_evaluated] if curves[0] else []
             values = list(zip(*curves, strict=True))
             lines[method] = axis.plot(shown, [fmean(v) for v in values], color=colour, linewidth=1.8)[0]
             axis.fill_between(shown, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-        axis.set_title(plain(panel or "average"), fontsize=11, fontweight="normal" if panel else "bold")
+        axis.set_title(plain(panel or AXES[headline]), fontsize=11, fontweight="normal" if panel else "bold")
         axis.set_xlabel("round")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
@@ -42,20 +46,20 @@ def accuracy_over_rounds(runs: Mapping[str, Sequence[Sequence[Round]]], path: Pa
     figure.savefig(path, dpi=130)
 
 
-def standings(rows: Sequence[Row], path: Path, title: str) -> None:
-    """Every method's average, a dot for each seed and a bar for their mean, the best at the top."""
+def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline) -> None:
+    """Every method's headline, a dot for each seed and a bar for their mean, the best at the top."""
     from matplotlib.figure import Figure
 
-    ended = sorted((row for row in rows if row.seeds), key=lambda row: row.mean(metric("average")))
+    ended = sorted((row for row in rows if row.seeds), key=lambda row: row.mean(metric(headline)))
     figure = Figure(figsize=(7.5, 0.26 * len(ended) + 1.2), layout="constrained")
     axis = figure.subplots()
     for height, row in enumerate(ended):
-        values = [100 * value for value in row.values(metric("average"))]
+        values = [100 * value for value in row.values(metric(headline))]
         colour = COLOURS[1] if row.is_reference else COLOURS[0]
         axis.barh(height, fmean(values), color=colour, alpha=0.35)
         axis.plot(values, [height] * len(values), "o", color=colour, markersize=3.5)
     axis.set_yticks(range(len(ended)), [plain(row.name) for row in ended], fontsize=9)
-    axis.set_xlabel("average over the domains, %")
+    axis.set_xlabel(f"{AXES[headline]}, %")
     axis.set_xlim(left=0)
     axis.grid(axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
@@ -64,12 +68,13 @@ def standings(rows: Sequence[Row], path: Path, title: str) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _curve(rounds: Sequence[Round], panel: str | None) -> list[float]:
-    """Percent in the evaluated rounds: of a domain, or of the average if the panel is None."""
+def _curve(rounds: Sequence[Round], panel: str | None, headline: Headline) -> list[float]:
+    """Percent in the evaluated rounds: of a domain, or of the headline if the panel is None."""
     evaluated = [r for r in rounds if r.is_evaluated]
     if panel is None:
-        return [100 * r.average for r in evaluated if r.average is not None]
-    return [100 * r.domains[panel]["accuracy"] for r in evaluated if panel in r.domains]
+        return [100 * value for r in evaluated if (value := r.metric(headline)) is not None]
+    scores = [r.own_domains if headline == "own" else r.domains for r in evaluated]
+    return [100 * domains[panel]["accuracy"] for domains in scores if panel in domains]
 
 
 def plain(name: str) -> str:

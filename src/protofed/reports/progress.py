@@ -25,10 +25,12 @@ def bar(console: Console) -> Progress:
 
 def scores(result: Round) -> str:
     """Accuracies in one line, as percent."""
-    if result.average is None:
+    if result.headline is None:
         return ""
-    domains = "  ".join(f"{domain} {100 * scores['accuracy']:.1f}" for domain, scores in result.domains.items())
-    return f"{domains}  average {100 * result.average:.1f}"
+    at_home = result.judged == "own models" and "own" in result.summary
+    of_domains = result.own_domains if at_home else result.domains
+    domains = "  ".join(f"{domain} {100 * scores['accuracy']:.1f}" for domain, scores in of_domains.items())
+    return f"{domains}  {'own' if at_home else 'average'} {100 * result.headline:.1f}"
 
 
 def line(result: Round, total: int) -> str:

@@ -2,18 +2,34 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import sqrt
 from statistics import fmean, stdev
+from typing import Literal
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
+from scipy.special import stdtrit
 
 from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS, Metric
 
-NOTE = (
-    "AVG: mean over the domains. Δ: points of AVG above FedAvg. own: what a client sees on its own domain.\n"
-    "*: every client has a model of its own, and a domain's accuracy is the mean over them."
+Headline = Literal["own", "average"]
+"""The metric that methods are compared by: what clients see at home, if some have models of their own; otherwise the
+mean over the domains."""
+
+NOTES = {
+    "own": (
+        "own: what a client sees at home with the model that it uses, mean over clients: on the test set of its "
+        "domain or, without domains, on one with its label proportions. Δ: points of own above FedAvg.\n"
+        "*: every client has a model of its own."
+    ),
+    "average": "AVG: mean over the domains. Δ: points of AVG above FedAvg. own: what a client sees on its own domain.",
+}
+GAIN_NOTE = "In brackets: 95 % confidence interval of the mean of the seeds' differences (Student's t)."
+ALL_MODELS_NOTE = (
+    "*: the mean over the clients' own models, most of which never saw the domain. It says how they transfer, not what "
+    "a client gets."
 )
 COSTS = (("down", 1e-3), ("up", 1e-3), ("seconds", 1.0))
 """What is counted, and its unit in the table."""
@@ -23,6 +39,7 @@ COSTS = (("down", 1e-3), ("up", 1e-3), ("seconds", 1.0))
 class Numbers:
     """What a report says of one run that came to its end."""
 
+    seed: int = 0
     domains: Mapping[str, Scores] = field(default_factory=dict)
     own_domains: Mapping[str, Scores] = field(default_factory=dict)
     metrics: Scores = field(default_factory=dict)
@@ -63,7 +80,8 @@ class Row:
     label: str
     seeds: Sequence[Numbers]
     """Of each seed that came to its end."""
-    has_public_model: bool = True
+    uses_own_models: bool = False
+    """Whether every client has a model of its own, by which the method is judged."""
     is_reference: bool = False
     """Whether gains are over this one."""
     published: Mapping[str, float] | None = None
@@ -71,7 +89,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        return self.label if self.has_public_model else f"{self.label}*"
+        return f"{self.label}*" if self.uses_own_models else self.label
 
     def mean(self, column: Column) -> float:
         return fmean(self.values(column))
@@ -99,11 +117,11 @@ class Sheet:
         return "\n".join(f"| {' | '.join(map(_in_a_cell, line))} |" for line in lines) + "\n"
 
     def rich(self, title: str, width: int) -> Table:
-        """For a terminal of so many columns: without deviations if they do not fit."""
+        """For a terminal of so many columns: without deviations and intervals if they do not fit."""
         lines = [[cell.replace(" ± ", "±") for cell in line] for line in self.rows]
         needed = sum(max(map(len, column)) + 2 for column in zip(self.header, *lines, strict=True))
         if needed >= width:
-            lines = [[cell.partition("±")[0] for cell in line] for line in lines]
+            lines = [[cell.partition("±")[0].partition(" [")[0] for cell in line] for line in lines]
         table = Table(
             title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
         )
@@ -118,32 +136,48 @@ def _in_a_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
+def headline_of(rows: Sequence[Row]) -> Headline:
+    ended = [row for row in rows if row.seeds]
+    uses_own = any(row.uses_own_models for row in ended) and all(row.values(metric("own")) for row in ended)
+    return "own" if uses_own else "average"
+
+
+def sheets(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool = False) -> list[tuple[str, Sheet, str]]:
+    """The tables of accuracies, the one that decides first: title, table and note."""
+    on_domains = domain_sheet(rows, domains, is_own_data)
+    if headline_of(rows) == "average":
+        return [("Accuracy on each domain, %", on_domains, NOTES["average"])]
+    return [
+        ("What clients see at home, accuracy in %", home_sheet(rows, domains), NOTES["own"]),
+        ("Accuracy on each domain, %", on_domains, ALL_MODELS_NOTE),
+    ]
+
+
 def domain_sheet(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool = False) -> Sheet:
     """In the papers' layout: domains, their average, the gain over FedAvg; published numbers in a row below ours. For a
     user's own data also the balanced accuracy, and what naming the most frequent class would give."""
     columns = [*map(on_domain, domains), metric("average")]
-    more = ["own_domain", *(["balanced_accuracy", "majority_rate"] if is_own_data else [])]
+    more = ["own", *(["balanced_accuracy", "majority_rate"] if is_own_data else [])]
     shown = [name for name in more if any(row.values(metric(name)) for row in rows)]
     labels = {one.id: one.label for one in METRICS}
     header = ["method", *domains, "AVG", "Δ", *(labels[name] for name in shown)]
     lines = []
     for row in rows:
         extra = [row.cell(metric(name)) for name in shown]
-        lines.append([row.name, *map(row.cell, columns), _gain(row, rows, domains), *extra])
+        gained = "–" if row.uses_own_models else gain(row, rows, columns)  # no deficit for domains it is not made for
+        lines.append([row.name, *map(row.cell, columns), gained, *extra])
         if row.published and row.published.keys() & {column.key for column in columns}:
             lines.append([f"*{row.label}, published*", *_published(row, columns), "", *[""] * len(shown)])
     return Sheet(header, lines)
 
 
-def home_sheet(rows: Sequence[Row], domains: Sequence[str], measure: str) -> Sheet | None:
-    """What clients see on their own domain; None if nothing was measured there."""
+def home_sheet(rows: Sequence[Row], domains: Sequence[str], measure: Literal["accuracy", "auc"] = "accuracy") -> Sheet:
+    """What clients see on their own domains, its mean over clients, and the gain over FedAvg."""
     columns = [on_own_domain(domain, measure) for domain in domains]
-    shown = [column for column in columns if any(row.values(column) for row in rows)]
-    if not shown:
-        return None
-    total = metric({"accuracy": "own_domain", "auc": "auc"}[measure])
-    lines = [[row.name, *map(row.cell, shown), row.cell(total)] for row in rows]
-    return Sheet(["method", *(column.key for column in shown), "mean"], lines)
+    total = metric({"accuracy": "own", "auc": "auc"}[measure])
+    shown = [column for column in columns if len(domains) > 1 and any(row.values(column) for row in rows)]
+    lines = [[row.name, *map(row.cell, [*shown, total]), gain(row, rows, [total])] for row in rows]
+    return Sheet(["method", *(column.key for column in shown), "own" if measure == "accuracy" else "AUC", "Δ"], lines)
 
 
 def personal_metrics() -> list[Metric]:
@@ -187,15 +221,34 @@ def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
     return Sheet(header, lines)
 
 
-def _gain(row: Row, rows: Sequence[Row], domains: Sequence[str]) -> str:
-    """Δ: points of the average above FedAvg's; a dash if theirs are averages over other domains."""
+def gain(row: Row, rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Δ: points of the last column above FedAvg's, and their 95 % confidence interval, from the seeds that both have; a
+    dash if one of them lacks a column, since theirs would be means over other domains."""
     reference = next((r for r in rows if r.is_reference and r.seeds), None)
     if reference is None or row is reference or not row.seeds:
         return "–"
-    if any(bool(row.values(on_domain(d))) != bool(reference.values(on_domain(d))) for d in domains):
+    if any(bool(row.values(c)) != bool(reference.values(c)) for c in columns):
         return "–"
-    average = metric("average")
-    return f"{100 * (row.mean(average) - reference.mean(average)):+.1f}"
+    pairs = paired_differences(row, reference, columns[-1])
+    if not pairs:
+        return "–"
+    middle, half = fmean(pairs), half_width(pairs)
+    return f"{middle:+.1f}" if half is None else f"{middle:+.1f} [{middle - half:+.1f}, {middle + half:+.1f}]"
+
+
+def paired_differences(row: Row, reference: Row, column: Column) -> list[float]:
+    """Points above the reference, for each seed that both have."""
+    theirs = {numbers.seed: column.read(numbers) for numbers in reference.seeds}
+    pairs = [(column.read(numbers), theirs.get(numbers.seed)) for numbers in row.seeds]
+    return [100 * (ours - other) for ours, other in pairs if ours is not None and other is not None]
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % confidence interval of a mean, by Student's t; None for a single value."""
+    if len(values) < 2:
+        return None
+    quantile = float(stdtrit(len(values) - 1, 0.975))
+    return quantile * stdev(values) / sqrt(len(values))
 
 
 def _published(row: Row, columns: Sequence[Column]) -> list[str]:

@@ -5,6 +5,8 @@ source            where the numbers were published
 seeds             one run for each seed
 summary           last_five, last or best
 target            an accuracy in percent: the report says how many rounds it took to reach it
+sorted            whether tables begin with the best method; otherwise they keep the order of the file
+remarks           sentences for the report
 [common]          settings of all runs, in the sections of an experiment file: [common.training] and so on
 [tasks.LABEL]     settings of the runs on one task, with its task.name
 [methods.LABEL]   settings of the runs of one method, with its method.name; [methods.LABEL.on.TASK]: more for one task
@@ -26,8 +28,21 @@ from protofed.runs.config.toml_locations import Key
 from protofed.runs.config.user_classes import Importer, importer_for
 from protofed.runs.results import Summary
 
-KINDS: dict[type, str] = {dict: "a section", list: "a list", str: "a text"}
-KEYS = ("title", "source", "seeds", "summary", "target", "common", "tasks", "methods", "small", "published")
+KINDS: dict[type, str] = {dict: "a section", list: "a list", str: "a text", bool: "true or false"}
+KEYS = (
+    "title",
+    "source",
+    "seeds",
+    "summary",
+    "target",
+    "sorted",
+    "remarks",
+    "common",
+    "tasks",
+    "methods",
+    "small",
+    "published",
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,8 @@ class Comparison:
     """By task and method: a configuration for each seed."""
     published: Mapping[str, Mapping[str, Mapping[str, float]]]
     """By task, method and column: percent."""
+    is_sorted: bool = False
+    remarks: tuple[str, ...] = ()
 
     @property
     def configs(self) -> list[Config]:
@@ -130,6 +147,8 @@ def parse(
         target=_target(table, source),
         runs=runs,
         published=dict(_published(table, tasks, methods, source)),
+        is_sorted=_value(table, "sorted", bool, False, source),
+        remarks=_remarks(table, source),
     )
 
 
@@ -167,6 +186,13 @@ def _tables(table: Table, key: str, source: str) -> dict[str, Any]:
     for label in labelled:
         _value(labelled, label, dict, {}, f"{source}: {key}")
     return labelled
+
+
+def _remarks(table: Table, source: str) -> tuple[str, ...]:
+    remarks = _value(table, "remarks", list, [], source)
+    if not all(isinstance(remark, str) for remark in remarks):
+        raise BadInput(f"{source}: remarks: must be a list of texts")
+    return tuple(remarks)
 
 
 def _summary(table: Table, source: str) -> Summary:

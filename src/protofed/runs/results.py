@@ -31,12 +31,14 @@ class Round:
     failures: Mapping[ClientId, str]
     """The reason for each client that was left out, and the detail."""
     judged: str | None = None
-    """Whose scores on the domains these are: the public model's, or the clients' own models'."""
+    """Whose scores on the domains and at home these are: "public model" or "own models"."""
     domains: Mapping[str, Scores] = field(default_factory=dict)
     own_domains: Mapping[str, Scores] = field(default_factory=dict)
     """What the clients of a domain see there, mean over them, or everyone where no client is of it."""
+    at_home: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """What each client sees on its domain's test set, or on its own in a task without domains."""
     public: Scores = field(default_factory=dict)
-    """The public model on all test sets together."""
+    """The public model on all test sets."""
     personal: Scores = field(default_factory=dict)
     """Clients' own models, mean over the clients that took part, if they were measured."""
     summary: Scores = field(default_factory=dict)
@@ -73,6 +75,7 @@ class Round:
             judged=judged.models,
             domains=judged.domains,
             own_domains=judged.own_domains,
+            at_home=judged.at_home,
             public=judged.public,
             personal=judged.personal,
             summary=judged.summary,
@@ -86,6 +89,13 @@ class Round:
     @property
     def average(self) -> float | None:
         return self.summary.get("average")
+
+    @property
+    def headline(self) -> float | None:
+        """What the method is made for: the mean over the domains of a public model, or what clients see at home with
+        models of their own."""
+        at_home = self.summary.get("own") if self.judged == "own models" else None
+        return self.average if at_home is None else at_home
 
     def metric(self, id: str) -> float | None:
         """A metric of METRICS by its id, such as `average` or `personal.owned`; None if it was not measured."""
@@ -163,7 +173,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def summed(rounds: Sequence[Round], summary: Summary) -> Summed:
-    """The mean over the last five evaluated rounds, the last round, or the best by `average`. A metric that only some
+    """The mean over the last five evaluated rounds, the last round, or the best by `headline`. A metric that only some
     of these rounds have is the mean over those."""
     chosen = _chosen(rounds, summary)
     values = {metric.id: [r.metric(metric.id) for r in chosen] for metric in METRICS if metric.group != "domain"}
@@ -192,4 +202,4 @@ def _chosen(rounds: Sequence[Round], summary: Summary) -> list[Round]:
         case "last":
             return evaluated[-1:]
         case "best":
-            return [max(evaluated, key=lambda r: r.average or 0.0)]
+            return [max(evaluated, key=lambda r: r.headline or 0.0)]

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
-from protofed.api.method import Method
+from protofed.api.method import Method, Weighting
 from protofed.api.task import Task
 from protofed.engine.federation import Training
 from protofed.methods import METHODS
@@ -32,6 +32,7 @@ def run(
     optimizer: Optimizer = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5),  # noqa: B008, immutable
     fraction: float = 1.0,
     minimum_replies: int = 1,
+    weighting: Weighting = "examples",
     over_selection: float = 1.0,
     deadline: float = 0.0,
     attempts: int = 3,
@@ -41,6 +42,7 @@ def run(
     seed: int = 0,
     evaluate_every: int = 1,
     evaluate_clients_every: int = 0,
+    fine_tune: int = 0,
     uploads: UploadSettings = UploadSettings(),  # noqa: B008, immutable
     runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
@@ -53,7 +55,8 @@ def run(
     """Runs a method on a task. Returns the metrics of every round and the final state.
 
     With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. For the
-    meaning of the other arguments see `Training`, `UploadSettings`, `RuntimeSettings` and `execute`.
+    meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `RuntimeSettings` and
+    `execute`.
     """
     training = Training(
         rounds=rounds,
@@ -63,6 +66,7 @@ def run(
         minimum_replies=minimum_replies,
         seed=seed,
         optimizer=optimizer,
+        weighting=weighting,
         over_selection=over_selection,
         deadline=deadline,
         attempts=attempts,
@@ -76,7 +80,7 @@ def run(
         method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),
         training=checked(training),
         runtime=checked(RuntimeSettings(name=runtime) if isinstance(runtime, str) else runtime),  # type: ignore[arg-type]
-        evaluation=checked(EvaluationSettings(every=evaluate_every, clients=evaluate_clients_every)),
+        evaluation=checked(EvaluationSettings(evaluate_every, evaluate_clients_every, fine_tune)),
         saving=checked(SavingSettings(on_error=on_save_error)),
         uploads=checked(uploads),
     )

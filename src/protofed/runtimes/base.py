@@ -76,8 +76,8 @@ class Ticket:
     """The digest of what was asked for, names, types and shapes."""
 
 
-TestKind = Literal["none", "domains", "all"]
-"""No test sets, those of the domains, or also the client's own."""
+TestKind = Literal["none", "domains", "own", "all"]
+"""No test sets, those of the domains, the client's own, or both."""
 
 NO_TICKET = Ticket("", 0, "", 0, "")
 

@@ -30,12 +30,12 @@ import torch
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, NonNegative, Uploads
+from protofed.api.method import Method, NonNegative, Uploads, UsedModel
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import CLASSIFIER, embedded
-from protofed.methods.families import OwnWeights, PrototypeUpload, WeightsAndPrototypes
+from protofed.methods.families import Averages, OwnWeights, PrototypeUpload, WeightsAndPrototypes
 from protofed.methods.fedseproto.losses import balanced_pull, divergence, preference, shared_information
 from protofed.methods.fedseproto.networks import with_decoupling
 from protofed.nn.networks import Model, Parts, Patterns, matching, without
@@ -49,7 +49,7 @@ Shared = WeightsAndPrototypes[Prototypes]
 
 
 @dataclass(frozen=True)
-class FedSeProto(Method[Shared, Shared, OwnWeights, PrototypeUpload]):
+class FedSeProto(Averages, Method[Shared, Shared, OwnWeights, PrototypeUpload]):
     tags = ("core", "global", "prototype", "heterogeneous")
     distillation_weight: NonNegative = 0.1
     """α in Eq. (15): the weight of the distillation."""
@@ -79,6 +79,10 @@ class FedSeProto(Method[Shared, Shared, OwnWeights, PrototypeUpload]):
 
     # ---- the server's half
 
+    @property
+    def clients_use(self) -> UsedModel:
+        return "public model" if self.shares == "weights" else "own models"
+
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         return with_decoupling(spec, spec.model(client))
 
@@ -100,7 +104,7 @@ class FedSeProto(Method[Shared, Shared, OwnWeights, PrototypeUpload]):
         """The global model, Eq. (16), and the global prototypes, Eq. (3)."""
         mean, sent = Mean(), []
         for _, upload in uploads:
-            mean.add(upload.params, upload.num_examples.item())
+            mean.add(upload.params, self.weight_of(upload.num_examples))
             sent.append(upload.prototypes)
         params = mean.value() if self.shares == "weights" else state.params
         return WeightsAndPrototypes(params, class_means.mean_over_owners(sent, state.prototypes))

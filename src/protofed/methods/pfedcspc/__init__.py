@@ -45,7 +45,7 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, NonNegative, Positive, SettingErrors, Uploads
+from protofed.api.method import Method, NonNegative, Positive, SettingErrors, Uploads, UsedModel
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
@@ -122,6 +122,10 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     """Learning rate of the calibration in the first rounds."""
     knowledge_weight: Share = 0.5
     """λ in Eq. (15), the weight of the exemplars in the public model's prediction (KP); 0 turns them off."""
+
+    @property
+    def clients_use(self) -> UsedModel:
+        return "own models" if self.personalised else "public model"
 
     @property
     def mixes_encoders(self) -> bool:

@@ -65,7 +65,10 @@ class Config:
         """The hash of what changes numbers: task, method, training and the numerics of the runtime. If the user's
         own files decide too, data or code: `+` and their hash."""
         table = self.resolved()
-        digest = digest_of({**{key: table[key] for key in HASHED}, "numerics": self.runtime.numerics()})
+        hashed: dict[str, Any] = {**{key: table[key] for key in HASHED}, "numerics": self.runtime.numerics()}
+        if self.evaluation.fine_tune:  # of what is tested, not of how often
+            hashed["fine_tune"] = self.evaluation.fine_tune
+        digest = digest_of(hashed)
         files = self.user_code + (self.task.stamp() if isinstance(self.task, ReadsOwnFiles) else "")
         return f"{digest}+{text_digest(files)}" if files else digest
 
@@ -82,7 +85,13 @@ class Config:
             runtime = self.runtime.build(task, self.training, alone)
         with collected(messages):
             federation = Federation(
-                self.method, task, self.training, runtime, uploads=self.uploads.pipeline(), name=self.identity
+                self.method,
+                task,
+                self.training,
+                runtime,
+                uploads=self.uploads.pipeline(),
+                fine_tune=self.evaluation.fine_tune,
+                name=self.identity,
             )
         if messages:
             raise BadInput("\n".join(messages))

@@ -37,6 +37,9 @@ class EvaluationSettings:
     clients: Annotated[int, Ge(0)] = 0
     """Rounds between evaluations of each client's own model, right after training (PM(V), PM(L), I_local, HM). The last
     round is then evaluated too. 0: never."""
+    fine_tune: Annotated[int, Ge(0)] = 0
+    """Epochs in which each client fine-tunes the model that it would use, on its own data, before that is tested. The
+    run goes on without what was fine-tuned. 0: models are tested as they are."""
 
 
 @dataclass(frozen=True)
