@@ -1,11 +1,14 @@
 """The command, as a user types it."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -35,7 +38,25 @@ def experiment(tmp_path: Path) -> Path:
     return path
 
 
-def protofed(*words: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+def protofed(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in this process, since a new one takes seconds to import torch."""
+    out, complaint, code = io.StringIO(), io.StringIO(), 0
+    argv = ["protofed", *map(str, words)]
+    with (
+        mock.patch.object(sys, "argv", argv),
+        mock.patch.dict(os.environ, {"COLUMNS": "120", "TERM": "dumb"}),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(complaint),
+        contextlib.chdir(cwd or Path.cwd()),
+    ):
+        try:
+            app.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), complaint.getvalue())
+
+
+def in_own_process(*words: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "protofed.cli.app", *map(str, words)]
     own = {key: value for key, value in os.environ.items() if key not in ("FORCE_COLOR", "TTY_COMPATIBLE")}
     text = {**own, "COLUMNS": "120", "TERM": "dumb", **environment}
@@ -43,7 +64,7 @@ def protofed(*words: object, cwd: Path | None = None, **environment: str) -> sub
 
 
 def test_run_show_and_run_again(experiment: Path, tmp_path: Path) -> None:
-    first = protofed("run", experiment, "--seed", 5, "--out", tmp_path / "out")
+    first = in_own_process("run", experiment, "--seed", 5, "--out", tmp_path / "out")
     assert first.returncode == 0, first.stderr
     assert "round 3/3  pen" in first.stdout
     assert "last five" in first.stdout
@@ -55,7 +76,7 @@ def test_run_show_and_run_again(experiment: Path, tmp_path: Path) -> None:
     assert facts["done"] is True
     assert [r["round"] for r in facts["rounds"]] == [1, 2, 3]
     assert facts["last_five"]["domains"].keys() == {"pen", "ink", "street", "print"}
-    assert {"average", "own_domain", "public.accuracy"} <= facts["last_five"]["metrics"].keys()
+    assert {"average", "own", "public.accuracy"} <= facts["last_five"]["metrics"].keys()
 
     before = (folder / "rounds.jsonl").read_bytes()
     again = protofed("run", experiment, "--set", "training.seed=5", "--out", tmp_path / "out", "--json")
@@ -96,7 +117,7 @@ def test_two_processes_on_one_run_folder(experiment: Path, tmp_path: Path) -> No
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout
         first.stdout.readline()
-        second = protofed(*words, "--resume")
+        second = in_own_process(*words, "--resume")
         first.kill()
     assert second.returncode == 2
     assert f"in use by another process (pid {first.pid} on " in second.stderr
@@ -128,6 +149,12 @@ def test_bad_input_says_what_is_wrong(
     assert message in ended.stderr
     assert ended.returncode == code
     assert "Traceback" not in ended.stderr
+
+
+def test_an_error_of_a_process_is_its_exit_code(tmp_path: Path) -> None:
+    ended = in_own_process("run", "nowhere.toml", cwd=tmp_path)
+    assert ended.returncode == 2
+    assert "nowhere.toml: there is no such file" in ended.stderr
 
 
 def test_methods_and_tasks_in_text_and_json() -> None:
@@ -186,9 +213,9 @@ def test_a_task_is_drawn_with_the_settings_that_are_asked_for(tmp_path: Path) ->
 
 
 def test_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
-    made = protofed("demo", "--rounds", 1, "--out", tmp_path)
+    made = in_own_process("demo", "--rounds", 1, "--out", tmp_path)
     assert made.returncode == 0, made.stderr
-    for word in ("local", "fedavg", "fedproto", "fpl", "AVG", "Δ", "±"):
+    for word in ("local", "fedavg", "fedproto", "fpl", "own", "Δ", "±"):
         assert word in made.stdout
     assert (tmp_path / "minidigits.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "report.md").read_text().count("|") > 30
@@ -268,6 +295,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_demo_stopped_by_ctrl_c_stops_its_runs_after_their_rounds(tmp_path: Path) -> None:
     with demo_process(tmp_path) as running:
         running.send_signal(signal.SIGINT)

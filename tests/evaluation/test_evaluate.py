@@ -40,16 +40,14 @@ def test_a_public_model_is_judged_as_it_is_and_own_models_by_their_mean(trained:
         own = [counted(federation, state, client, domain) for client in clients]
         assert scores.domains[domain]["accuracy"] == pytest.approx(sum(own) / len(own))
     is_public = federation.method.public(state.server) is not None
-    assert scores.models == ("public model" if is_public else "clients' own models")
+    assert scores.models == ("public model" if is_public else "own models")
     assert scores.summary["average"] == pytest.approx(sum(own["accuracy"] for own in scores.domains.values()) / 2)
 
 
 def test_the_own_domain_is_what_each_client_sees_at_home(trained: tuple[Federation, State]) -> None:
     federation, state = trained
     homes = [counted(federation, state, client, domain) for client, domain in federation.task.domain_of.items()]
-    assert evaluate(federation, state).summary["own_domain"] == pytest.approx(sum(homes) / len(homes))
-    nowhere = replace(federation, task=replace(federation.task, domain_of={}))
-    assert "own_domain" not in evaluate(nowhere, state).summary
+    assert evaluate(federation, state).summary["own"] == pytest.approx(sum(homes) / len(homes))
 
 
 def test_all_test_sets_together_count_by_their_sizes(trained: tuple[Federation, State]) -> None:

@@ -654,11 +654,6 @@ CONTRADICTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         '[task]\nname = "minidigits"\n[method]\nname = "grace"\n[training]\nbatch_size = 1\nepochs = 0\n',
         ("training.batch_size: GRACE halves its batches", "training.epochs: "),
     ),
-    "weights that do not count": (
-        '[task]\nname = "minidigits"\n[method]\nname = "ga"\nstep = 2\n'
-        '[method.base]\nname = "fedopt"\nweighting = "uniform"\n',
-        ("method.base.weighting: the weights of GA would not count", "method.step: "),
-    ),
     "a base inside": (
         '[task]\nname = "minidigits"\n[method]\nname = "averaging"\n[method.base]\nname = "fednova"\n'
         + ADAM

@@ -17,6 +17,7 @@ from torch import Tensor
 import protofed
 from protofed import tree
 from protofed.methods import METHODS
+from protofed.methods.fedavg import FedAvg
 
 FILE = Path(__file__).with_name("states.json")
 TASKS = ("minidigits", "minidigits_skewed")
@@ -32,6 +33,18 @@ OTHER_PATHS: dict[str, dict[str, Any]] = {
     "feddc, by examples": {"weighting": "examples"},
 }
 """Settings that take another path through a method than its defaults do."""
+RECORDED_WITH: dict[str, dict[str, Any]] = {
+    **{
+        name: {"weighting": "uniform"}
+        for name in ("feddc", "feddyn", "fedbn", "fedpc", "fedsr", "ifca", "lg_fed", "scaffold")
+    },
+    "fedasam": {"rho": 0.7, "averaging": True},
+    "feddecorr": {"decorrelation_weight": 0.1},
+    "fednh": {"initial_scale": 1.0, "weighting": "uniform"},
+    "fedopt": {"server_lr": 0.01},
+    "ga": {"base": FedAvg(weighting="uniform")},
+}
+"""Settings that were defaults when the states were recorded."""
 CASES = (*METHODS, *OTHER_PATHS)
 
 
@@ -47,7 +60,8 @@ class Golden:
 
 def golden(case: str, task: str) -> Golden:
     """The digests of a run that takes place now."""
-    method = METHODS[case.partition(",")[0]](**OTHER_PATHS.get(case, {}))
+    name = case.partition(",")[0]
+    method = METHODS[name](**{**RECORDED_WITH.get(name, {}), **OTHER_PATHS.get(case, {})})
     result = protofed.run(
         method=method, task=task, rounds=ROUNDS, epochs=1, evaluate_every=ROUNDS, runtime="sequential"
     )

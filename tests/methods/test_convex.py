@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from scipy.optimize import minimize
 from torch import nn
 
-from protofed.api.method import Method
+from protofed.api.method import Method, Weighting
 from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.engine.federation import Federation, Training
-from protofed.methods.families import Weighting
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddc import FedDC
 from protofed.methods.feddyn import FedDyn
@@ -98,12 +97,12 @@ def distance(
 
 
 CORRECTED = [
-    (FedDyn(penalty_weight=0.3), "uniform"),
-    (FedDyn(penalty_weight=0.3, weighting="examples"), "examples"),
-    (Scaffold(), "uniform"),
-    (Scaffold(weighting="examples"), "examples"),
+    (FedDyn(penalty_weight=0.3, weighting="uniform"), "uniform"),
+    (FedDyn(penalty_weight=0.3), "examples"),
+    (Scaffold(weighting="uniform"), "uniform"),
+    (Scaffold(), "examples"),
     (FedDC(penalty_weight=0.1), "examples"),
-    (FedDC(penalty_weight=0.1, weighting="examples"), "examples"),
+    (FedDC(penalty_weight=0.1, weighting="uniform"), "examples"),
     (FedDC(penalty_weight=0.0), "examples"),
 ]
 
@@ -114,7 +113,7 @@ def test_clients_that_correct_their_drift_come_to_rest_at_the_optimum(method: Me
 
 
 def test_control_variates_have_no_bias_with_momentum() -> None:
-    assert distance(Scaffold(), "uniform", lr=0.05, momentum=0.9) < 1e-4
+    assert distance(Scaffold(weighting="uniform"), "uniform", lr=0.05, momentum=0.9) < 1e-4
 
 
 def test_fedavg_comes_to_rest_elsewhere() -> None:

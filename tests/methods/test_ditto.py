@@ -91,11 +91,11 @@ def test_the_client_is_its_own_model_before_and_after_training() -> None:
     assert fingerprint(reply.memory.params) != fingerprint(reply.upload.params)
 
 
-def test_own_models_start_from_the_initial_weights_even_late() -> None:
+def test_own_models_start_from_the_weights_that_are_received_first() -> None:
     of, late = federation(METHOD), usual(METHOD, 2)
     memory = METHOD.init_memory(of.client_context("ann", 2), METHOD.message_for(late.server, "ann"))
     assert isinstance(memory, OwnWeights)
-    assert_same(memory.params, of.server_context(0, "round").initial_params(), "the first own model")
+    assert_same(memory.params, late.server.params, "the first own model")
 
 
 def test_a_strong_penalty_keeps_the_own_model_nearer() -> None:

@@ -27,10 +27,12 @@ from protofed.methods.fedavg import FedAvg
 from protofed.optim.optimizers import Asam, Sam, Sgd
 from protofed.tree import Nothing, Params
 
-PLAIN = FedASAM(averaging=False)
+PLAIN = FedASAM()
 
 
-@pytest.mark.parametrize("method", [FedASAM(), FedASAM(averaging_start=0.0), PLAIN], ids=repr)
+@pytest.mark.parametrize(
+    "method", [FedASAM(averaging=True), FedASAM(averaging=True, averaging_start=0.0), PLAIN], ids=repr
+)
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check, method: FedASAM) -> None:
     check(method)
@@ -101,14 +103,14 @@ def test_the_average_starts_after_three_quarters_of_the_rounds() -> None:
 
 
 def test_three_models_count_the_same_in_the_average() -> None:
-    method = FedASAM(averaging_start=0.0)
+    method = FedASAM(averaging=True, averaging_start=0.0)
     models = [usual(method, rounds).server.params for rounds in (1, 2, 3)]
     expected = {name: (sum(m[name].double() for m in models) / 3).float() for name in models[0]}
     assert_close(usual(method, 3).server.average, expected, "the average of three models", within=1e-6)
 
 
 def test_training_goes_on_from_the_weights_and_not_from_the_average() -> None:
-    averaged = after(3, federation(FedASAM(averaging_start=0.0)))
+    averaged = after(3, federation(FedASAM(averaging=True, averaging_start=0.0)))
     assert_same(averaged.server.params, usual(PLAIN, 3).server.params, "the weights under an average")
     assert_same(FedASAM().message_for(averaged.server, "ann").params, averaged.server.params, "the message")
     assert fingerprint(averaged.server.average) != fingerprint(averaged.server.params)
@@ -126,4 +128,5 @@ def test_an_optimiser_that_is_sharpness_aware_already_is_refused(optimizer: Sam 
 
 
 def test_a_method_is_its_settings() -> None:
-    assert dataclasses.asdict(FedASAM()) == {"rho": 0.7, "eta": 0.2, "averaging": True, "averaging_start": 0.75}
+    expected = {"rho": 0.05, "eta": 0.2, "averaging": False, "averaging_start": 0.75, "weighting": "training"}
+    assert dataclasses.asdict(FedASAM()) == expected

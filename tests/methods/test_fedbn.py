@@ -31,11 +31,11 @@ from protofed.methods.fedbn import FedBN
 from protofed.methods.local import LocalOnly
 
 METHOD = FedBN()
-BY_EXAMPLES = FedBN(weighting="examples")
+UNIFORM = FedBN(weighting="uniform")
 KEPT = {f"features.1.{own}" for own in ("weight", "bias", "running_mean", "running_var")}
 
 
-@pytest.mark.parametrize("method", [METHOD, BY_EXAMPLES], ids=repr)
+@pytest.mark.parametrize("method", [METHOD, UNIFORM], ids=repr)
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check: Callable[[Method], None], method: FedBN) -> None:
     check(method)
@@ -62,11 +62,11 @@ def test_all_layers_train_together_as_plain_torch_does() -> None:
     assert_close(tree.select(trained, list(expected)), expected, "right after training", within=1e-5)
 
 
-@pytest.mark.parametrize("method", [METHOD, BY_EXAMPLES], ids=repr)
+@pytest.mark.parametrize("method", [METHOD, UNIFORM], ids=repr)
 def test_the_rest_is_the_mean_over_clients_counting_as_set(method: FedBN) -> None:
     of, state = federation(method), usual(method, 1)
     sent = {client: reply_of(of, state, client).upload.params for client in TASK.clients}
-    share = {c: 1 / 5 if method is METHOD else SIZES[c] / 38 for c in SIZES}
+    share = {c: 1 / 5 if method is UNIFORM else SIZES[c] / 38 for c in SIZES}
     expected = {name: sum(share[c] * sent[c][name].double() for c in SIZES).float() for name in state.server.params}
     assert_close(usual(method, 2).server.params, expected, "the shared weights", within=1e-6)
 
@@ -118,4 +118,4 @@ def test_alone_it_is_local_training() -> None:
 
 
 def test_the_weighting_changes_the_result() -> None:
-    assert fingerprint(usual(METHOD, 2).server) != fingerprint(usual(BY_EXAMPLES, 2).server)
+    assert fingerprint(usual(METHOD, 2).server) != fingerprint(usual(UNIFORM, 2).server)

@@ -27,10 +27,9 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.api.method import Method
+from protofed.api.method import Method, Weighting
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.methods.families import Weighting
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddc import Decoupling, FedDC, Guided, relative_sizes
 from protofed.methods.feddyn import FedDyn
@@ -75,13 +74,14 @@ def test_the_loss_is_cross_entropy_the_penalty_and_the_correction_on_numbers() -
 
 
 def test_sizes_are_relative_to_the_mean_client() -> None:
-    uniform, weighted = relative_sizes(TASK.spec, "uniform"), relative_sizes(TASK.spec, "examples")
+    uniform, weighted = relative_sizes(TASK.spec, is_uniform=True), relative_sizes(TASK.spec, is_uniform=False)
     # 11 + 6 + 9 + 5 + 7 = 38 examples of five clients: 7.6 on average.
     assert uniform["ann"].item() == pytest.approx(11 / 7.6)
     assert sum(size.item() for size in uniform.values()) == pytest.approx(5)
     assert {size.item() for size in weighted.values()} == {1.0}
     assert usual(FedDC(), 0).server.sizes.keys() == TASK.clients.keys()
-    assert FedDC().message_for(usual(FedDC(), 0).server, "dan").size.item() == pytest.approx(5 / 7.6)
+    equal = FedDC(weighting="uniform")
+    assert equal.message_for(usual(equal, 0).server, "dan").size.item() == pytest.approx(5 / 7.6)
 
 
 # ---- the algorithm
@@ -206,5 +206,5 @@ def test_an_optimiser_whose_way_is_not_a_sum_of_gradients_is_refused(optimizer: 
 
 
 def test_a_method_is_its_settings() -> None:
-    expected = {"penalty_weight": 0.01, "gradient_correction": True, "weighting": "uniform"}
+    expected = {"penalty_weight": 0.01, "gradient_correction": True, "weighting": "training"}
     assert dataclasses.asdict(FedDC()) == expected

@@ -26,10 +26,10 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.api.method import Method
+from protofed.api.method import Method, Weighting
 from protofed.data.batches import Batch
 from protofed.methods._shared.control_variates import corrected, drift_penalty, updated_drift
-from protofed.methods.families import Weighting, Weights, WeightUpload
+from protofed.methods.families import Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddyn import Drift, FedDyn
 from protofed.nn.networks import Parts
@@ -101,10 +101,11 @@ def test_the_server_adds_the_mean_drift_to_parameters_only() -> None:
     mean = {"weight": torch.tensor([1.0]), "running_mean": torch.tensor([5.0])}
     found = corrected(mean, {"weight": torch.tensor([0.5])})
     assert_same(found, {"weight": torch.tensor([1.5]), "running_mean": torch.tensor([5.0])}, "the corrected mean")
-    assert tuple(usual(FedDyn(), 1).server.drift) == TRAINABLE
-    state = usual(FedDyn(), 1)
-    replies = [reply_of(federation(FedDyn()), state, client).upload.params for client in sorted(TASK.clients)]
-    after_round = usual(FedDyn(), 2).server.params
+    method = FedDyn(weighting="uniform")
+    state = usual(method, 1)
+    assert tuple(state.server.drift) == TRAINABLE
+    replies = [reply_of(federation(method), state, client).upload.params for client in sorted(TASK.clients)]
+    after_round = usual(method, 2).server.params
     statistics = [name for name in after_round if name not in TRAINABLE]
     expected = {name: sum(r[name].double() for r in replies) / 5 for name in statistics}
     assert statistics
@@ -178,4 +179,4 @@ def test_without_a_penalty_it_is_fedavg() -> None:
 
 
 def test_a_method_is_its_settings() -> None:
-    assert dataclasses.asdict(FedDyn()) == {"penalty_weight": 0.01, "weighting": "uniform"}
+    assert dataclasses.asdict(FedDyn()) == {"penalty_weight": 0.01, "weighting": "training"}

@@ -138,4 +138,4 @@ def test_an_optimiser_whose_way_is_not_a_sum_of_gradients_is_refused(optimizer: 
 
 
 def test_it_has_no_settings() -> None:
-    assert dataclasses.asdict(FedNova()) == {}
+    assert dataclasses.asdict(FedNova()) == {"weighting": "training"}

@@ -99,7 +99,7 @@ def ten_rounds(method: FedOPT) -> tuple[list[Params], list[Params]]:
     of = Federation(method, TASK, TRAINING, Watching(lambda c, _, upload: sent.append((c, upload.params))))
     state = of.start()
     servers, means = [state.server.params], []
-    weights = SIZES if method.weighting == "examples" else dict.fromkeys(SIZES, 1)
+    weights = SIZES if method.weighting != "uniform" else dict.fromkeys(SIZES, 1)
     for _ in range(10):
         sent.clear()
         state = of.advance(state)
@@ -170,9 +170,9 @@ def test_clients_receive_the_weights_and_not_the_moments() -> None:
 def test_a_method_is_its_settings() -> None:
     assert dataclasses.asdict(FedOPT()) == {
         "server_optimizer": "adam",
-        "server_lr": 0.01,
+        "server_lr": 0.03,
         "momentum": 0.9,
         "second_momentum": 0.99,
         "adaptivity": 1e-3,
-        "weighting": "examples",
+        "weighting": "training",
     }

@@ -52,14 +52,14 @@ from protofed.runtimes.base import Answer, Failure, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 
-TWO = FedPC(num_clusters=2)
+TWO = FedPC(num_clusters=2, weighting="uniform")
 SETTINGS = [
     FedPC(),
     TWO,
     FedPC(num_clusters=1),
     FedPC(num_clusters=0),
     FedPC(num_clusters=2, rho="softmax"),
-    FedPC(num_clusters=2, intra_weighting="examples"),
+    FedPC(num_clusters=2, weighting="examples"),
     FedPC(num_clusters=2, prototype_mode="running"),
 ]
 Rows = list[list[float] | None]
@@ -202,7 +202,7 @@ def cosine_by_hand(a: Prototypes, b: Prototypes) -> float:
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])
 def test_a_round_is_equations_5_to_8_by_a_slow_loop(weighting: Any) -> None:
     """Statistics of BatchNorm are averaged with the weights."""
-    method = FedPC(num_clusters=2, intra_weighting=weighting)
+    method = FedPC(num_clusters=2, weighting=weighting)
     of, state = federation(method), usual(method, 1)
     sent = {client: reply_of(of, state, client).upload for client in TASK.clients}
     weight = {client: SIZES[client] if weighting == "examples" else 1 for client in sent}
@@ -261,7 +261,7 @@ class SharedBody(PartSharing):
 
 @pytest.mark.parametrize("mode", ["recomputed", "running"])
 def test_one_cluster_without_the_pull_is_fedavg_with_local_heads(mode: Any) -> None:
-    plain: dict[str, Any] = {"cross_entropy_weight": 1.0, "prototype_mode": mode, "intra_weighting": "examples"}
+    plain: dict[str, Any] = {"cross_entropy_weight": 1.0, "prototype_mode": mode, "weighting": "examples"}
     found, expected = usual(FedPC(1, pull_weight=0.0, **plain), 3), usual(SharedBody(), 3)
     assert_same(entry(found.server.params, 0), expected.server.params, "the extractor after three rounds")
     assert_same(found.memories, expected.memories, "the heads after three rounds")

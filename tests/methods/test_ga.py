@@ -23,7 +23,7 @@ from methods.conformance import (
     small_task,
     usual,
 )
-from protofed.api.method import Method
+from protofed.api.method import Method, Weighting
 from protofed.engine.federation import Federation
 from protofed.engine.round import RoundClients
 from protofed.methods._shared.validation import held_out
@@ -35,7 +35,7 @@ from protofed.methods.ga import GA, adjusted
 from protofed.methods.moon import Moon
 from protofed.tree import Mean, Params
 
-SETTINGS = [GA(), GA(base=Moon(), start="examples"), GA(measure="error", centred=False)]
+SETTINGS = [GA(), GA(base=Moon(weighting="uniform")), GA(measure="error", centred=False)]
 
 
 @pytest.mark.parametrize("method", SETTINGS, ids=repr)
@@ -110,24 +110,26 @@ def test_the_simplex_holds_under_the_largest_steps() -> None:
 # ---- the server
 
 
-@pytest.mark.parametrize("base", [FedAvg(), Moon(), FedASAM(averaging_start=0.0)], ids=repr)
+@pytest.mark.parametrize("base", [FedAvg(), Moon(), FedASAM(averaging=True, averaging_start=0.0)], ids=repr)
 def test_without_a_step_from_sample_weights_it_is_its_base(base: Any) -> None:
-    method = GA(base=base, step=0.0, start="examples")
+    method = GA(base=base, step=0.0)
     for rounds in (1, 2, 3):
         state, expected = usual(method, rounds), usual(base, rounds)
         assert_same(state.server.base, expected.server, f"round {rounds}")
         assert_same(state.memories, expected.memories, f"memories of round {rounds}")
         assert_same(method.public(state.server)[0], base.public(expected.server)[0], "the public model")
-    assert fingerprint(usual(GA(start="examples"), 3).server.base) != fingerprint(usual(FedAvg(), 3).server)
+    assert fingerprint(usual(GA(), 3).server.base) != fingerprint(usual(FedAvg(), 3).server)
 
 
-def test_weights_start_equal_and_count_in_place_of_numbers_of_examples() -> None:
-    state = usual(GA(), 0)
-    assert [own.item() for own in state.server.share.values()] == [0.2] * 5
-    mean = Mean()
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+def test_weights_start_as_the_base_says_and_count_in_place_of_numbers_of_examples(weighting: Weighting) -> None:
+    method = GA(base=FedAvg(weighting=weighting))
+    state, mean = usual(method, 0), Mean()
+    expected = {client: 0.2 if weighting == "uniform" else size / 38 for client, size in SIZES.items()}
+    assert {client: own.item() for client, own in state.server.share.items()} == pytest.approx(expected)
     for client in SIZES:
-        mean.add(reply_of(federation(GA()), state, client).upload.base.params)
-    assert_close(usual(GA(), 1).server.base.params, mean.value(), "the plain mean", within=1e-6)
+        mean.add(reply_of(federation(method), state, client).upload.base.params, expected[client])
+    assert_close(usual(method, 1).server.base.params, mean.value(), "the weighted mean", within=1e-6)
 
 
 def test_the_second_mean_is_weighted_by_what_the_first_gaps_made() -> None:

@@ -32,10 +32,10 @@ from protofed.methods.local import LocalOnly
 from protofed.nn.networks import Networks, matching, without
 
 METHOD = LGFed()
-BY_EXAMPLES = LGFed(weighting="examples")
+UNIFORM = LGFed(weighting="uniform")
 
 
-@pytest.mark.parametrize("method", [METHOD, BY_EXAMPLES], ids=repr)
+@pytest.mark.parametrize("method", [METHOD, UNIFORM], ids=repr)
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check: Callable[[Method], None], method: LGFed) -> None:
     check(method)
@@ -61,23 +61,23 @@ def test_the_classifier_travels_and_the_features_with_their_statistics_stay() ->
     assert not torch.equal(own["ann"]["features.0.weight"], own["bob"]["features.0.weight"])
 
 
-@pytest.mark.parametrize("method", [METHOD, BY_EXAMPLES], ids=repr)
+@pytest.mark.parametrize("method", [METHOD, UNIFORM], ids=repr)
 def test_the_classifier_is_the_mean_over_clients_counting_as_set(method: LGFed) -> None:
     of, state = federation(method), usual(method, 1)
     heads = {client: reply_of(of, state, client).upload.params for client in TASK.clients}
-    share = {c: 1 / 5 if method is METHOD else SIZES[c] / 38 for c in SIZES}
+    share = {c: 1 / 5 if method is UNIFORM else SIZES[c] / 38 for c in SIZES}
     expected = {name: sum(share[c] * heads[c][name].double() for c in SIZES).float() for name in state.server.params}
     assert_close(usual(method, 2).server.params, expected, "the classifier", within=1e-6)
 
 
 def test_uploads_count_once_or_by_their_examples() -> None:
     uploads = [WeightUpload({}, torch.tensor(7)), WeightUpload({}, torch.tensor(2))]
-    assert [METHOD.weight(upload) for upload in uploads] == [1, 1]
-    assert [BY_EXAMPLES.weight(upload) for upload in uploads] == [7, 2]
+    assert [UNIFORM.weight_of(upload.num_examples) for upload in uploads] == [1, 1]
+    assert [METHOD.weight_of(upload.num_examples) for upload in uploads] == [7, 2]
 
 
 def test_the_weighting_changes_the_result() -> None:
-    assert fingerprint(usual(METHOD, 2).server) != fingerprint(usual(BY_EXAMPLES, 2).server)
+    assert fingerprint(usual(METHOD, 2).server) != fingerprint(usual(UNIFORM, 2).server)
 
 
 def test_a_projection_stays_at_the_client() -> None:

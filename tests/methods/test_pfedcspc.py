@@ -66,7 +66,7 @@ class Projected(PFedCSPC):
 
 
 OFF = {"alignment_weight": 0.0, "calibration": False, "personal_initialisation": False, "knowledge_weight": 0.0}
-BASES = [FedAvg(), FedProx(proximal_weight=0.1), Moon(), FedASAM(averaging_start=0.0)]
+BASES = [FedAvg(), FedProx(proximal_weight=0.1), Moon(), FedASAM(averaging=True, averaging_start=0.0)]
 SHORT = PFedCSPC(calibration_epochs=4)
 DEEP = Projected(calibration_epochs=4, contrast_weight=0.5)
 GLOBAL = PFedCSPC(calibration_epochs=4, personalised=False)
@@ -85,7 +85,7 @@ SETTINGS = {
     "everything off": PFedCSPC(**OFF),
     "class means": PFedCSPC(calibration_epochs=4, prototypes="class_means"),
     "on MOON": Projected(calibration_epochs=4, base=Moon()),
-    "on FedASAM": PFedCSPC(calibration_epochs=4, base=FedASAM(averaging_start=0.0)),
+    "on FedASAM": PFedCSPC(calibration_epochs=4, base=FedASAM(averaging=True, averaging_start=0.0)),
     "no calibration": PFedCSPC(calibration=False),
 }
 
@@ -474,7 +474,7 @@ def test_before_the_first_round_the_public_model_predicts_as_its_classifier_does
 
 @pytest.mark.parametrize("calibrates", [True, False])
 def test_an_average_of_the_base_is_public_only_without_calibration(calibrates: bool) -> None:
-    method = PFedCSPC(base=FedASAM(averaging_start=0.0), calibration=calibrates, calibration_epochs=4)
+    method = PFedCSPC(base=FedASAM(averaging=True, averaging_start=0.0), calibration=calibrates, calibration_epochs=4)
     state: State = usual(method, 2)
     server = state.server
     expected = {**server.base.params, **server.head} if calibrates else server.base.average

@@ -27,11 +27,10 @@ from methods.conformance import (
     usual,
 )
 from protofed import tree
-from protofed.api.method import Method
+from protofed.api.method import Method, Weighting
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
 from protofed.methods._shared.control_variates import inner_product, mean_gradient
-from protofed.methods.families import Weighting
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.scaffold import Controlled, ControlVariate, Scaffold
 from protofed.nn.networks import Parts
@@ -179,4 +178,4 @@ def test_an_optimiser_whose_way_is_not_a_sum_of_gradients_is_refused(optimizer: 
 
 
 def test_a_method_is_its_settings() -> None:
-    assert dataclasses.asdict(Scaffold()) == {"server_lr": 1.0, "weighting": "uniform"}
+    assert dataclasses.asdict(Scaffold()) == {"server_lr": 1.0, "weighting": "training"}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import protofed.methods
 from methods.conformance import (
@@ -20,6 +21,7 @@ from methods.conformance import (
     usual,
     whole,
 )
+from protofed import tree
 from protofed.api.method import Method
 from protofed.errors import BadInput
 from protofed.methods import METHODS, bases_of
@@ -87,9 +89,7 @@ def pairs() -> list[Any]:
 
 
 def wrapped(wrapper: type[Method], base: type[Method]) -> Method:
-    """GA acts through numbers of examples, which must count in the base."""
-    own = {"weighting": "examples"} if wrapper is GA and "weighting" in base.__dataclass_fields__ else {}
-    return wrapper(base=base(**own), **QUICK.get(wrapper.__name__, {}))
+    return wrapper(base=base(), **QUICK.get(wrapper.__name__, {}))
 
 
 @pytest.mark.parametrize("wrapper", [CCVR, PFedCSPC])
@@ -100,9 +100,11 @@ def test_a_classifier_that_reads_no_features_is_not_retrained_on_them(wrapper: t
         federation(wrapper(base=FedSR())).start()
 
 
-def test_ga_refuses_a_base_in_which_its_weights_would_not_count() -> None:
-    with pytest.raises(BadInput, match=r'method.base.weighting: .* set it to "examples"'):
-        federation(GA(base=FedDyn(weighting="uniform"))).start()
+def test_ga_weights_the_mean_of_a_base_that_counts_clients_equally() -> None:
+    equal = usual(GA(base=FedDyn(weighting="uniform"), step=0.0), 2)
+    assert len({share.item() for share in equal.server.share.values()}) == 1
+    moved = usual(GA(base=FedDyn(weighting="uniform"), step=0.9), 2)
+    assert not all(map(torch.equal, tree.leaves(moved.server.base), tree.leaves(equal.server.base)))
 
 
 @pytest.mark.parametrize(("wrapper", "base"), pairs())
@@ -147,8 +149,7 @@ def test_a_wrapper_that_does_nothing_is_its_base(base: type[Method]) -> None:
 @pytest.mark.parametrize("base", with_public_model())
 def test_ga_with_weights_by_examples_that_never_move_is_its_base(base: type[Method]) -> None:
     """On clients too small to hold examples out. Weights are parts of 1 first, so that the last bits may differ."""
-    settings = {"weighting": "examples"} if "weighting" in base.__dataclass_fields__ else {}
-    alone, around = (usual(m, 2) for m in (base(**settings), GA(base=base(**settings), step=0.0, start="examples")))
+    alone, around = (usual(m, 2) for m in (base(), GA(base=base(), step=0.0)))
     assert_close(around.server.base, alone.server, "what the server knows", within=1e-4)
 
 

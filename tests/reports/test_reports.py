@@ -11,9 +11,21 @@ from rich.console import Console
 
 from protofed.metrics.registry import METRICS
 from protofed.reports import progress
-from protofed.reports.comparison import _file_name
+from protofed.reports.comparison import _file_name, differing_terms
 from protofed.reports.figures import accuracy_over_rounds, standings
-from protofed.reports.tables import Numbers, Row, cost_sheet, domain_sheet, metric, personal_sheet
+from protofed.reports.tables import (
+    Numbers,
+    Row,
+    cost_sheet,
+    domain_sheet,
+    half_width,
+    home_sheet,
+    metric,
+    paired_differences,
+    personal_sheet,
+    sheets,
+)
+from protofed.runs import compare
 from protofed.runs.results import Round
 from protofed.runs.runner import execute
 from run_doubles import small_experiment
@@ -22,16 +34,17 @@ IDS = {metric.id for metric in METRICS}
 COSTS = {"down", "up", "seconds", "left_out", "reached"}
 
 
-def numbers(values: Mapping[str, float]) -> Numbers:
+def numbers(values: Mapping[str, float], seed: int = 0) -> Numbers:
     """Numbers of a run by what they are called: metrics, costs, and accuracies on domains."""
     domains = {name: {"accuracy": value} for name, value in values.items() if name not in IDS | COSTS}
     metrics = {name: value for name, value in values.items() if name in IDS}
-    return Numbers(domains, metrics=metrics, costs={name: value for name, value in values.items() if name in COSTS})
+    costs = {name: value for name, value in values.items() if name in COSTS}
+    return Numbers(seed, domains, own_domains=domains, metrics=metrics, costs=costs)
 
 
-def row(label: str, *averages: float, public: bool = True) -> Row:
-    seeds = [numbers({"a": v - 0.1, "b": v + 0.1, "average": v, "own_domain": v + 0.05}) for v in averages]
-    return Row(label, seeds, public, is_reference=label == "fedavg")
+def row(label: str, *averages: float, own_models: bool = False) -> Row:
+    seeds = [numbers({"a": v - 0.1, "b": v + 0.1, "average": v, "own": v + 0.05}, k) for k, v in enumerate(averages)]
+    return Row(label, seeds, own_models, is_reference=label == "fedavg")
 
 
 def test_cells_are_mean_and_sample_deviation_in_percent() -> None:
@@ -43,14 +56,58 @@ def test_cells_are_mean_and_sample_deviation_in_percent() -> None:
 
 
 def test_the_table_has_the_papers_layout() -> None:
-    rows = [row("local", 0.4, 0.5, public=False), row("fedavg", 0.7, 0.74), row("fpl", 0.745, 0.755), row("broken")]
+    rows = [row("local", 0.4, 0.5, own_models=True), row("fedavg", 0.7, 0.74), row("fpl", 0.745, 0.755), row("broken")]
     sheet = domain_sheet(rows, ["a", "b"])
     assert sheet.header == ["method", "a", "b", "AVG", "Δ", "own"]
     names, gains = [cells[0] for cells in sheet.rows], [cells[4] for cells in sheet.rows]
     assert names == ["local*", "fedavg", "fpl", "broken"]
-    assert gains == ["-27.0", "–", "+3.0", "–"]  # 0.45 − 0.72, and 0.75 − 0.72
+    # Differences 4.5 and 1.5: mean 3, deviation 2.1213; t is 12.706 with one degree of freedom, and √2 = 1.4142.
+    assert gains == ["–", "–", "+3.0 [-16.1, +22.1]", "–"]
     assert sheet.markdown().splitlines()[0] == "| method | a | b | AVG | Δ | own |"
-    assert sheet.markdown().splitlines()[4].startswith("| fpl | 65.0 ± 0.7 | 85.0 ± 0.7 | 75.0 ± 0.7 | +3.0 |")
+    assert sheet.markdown().splitlines()[4].startswith("| fpl | 65.0 ± 0.7 | 85.0 ± 0.7 | 75.0 ± 0.7 | +3.0 [")
+
+
+def test_own_models_are_compared_by_what_clients_see_at_home() -> None:
+    rows = [row("local", 0.4, 0.5, own_models=True), row("fedavg", 0.7, 0.74), row("fpl", 0.75, 0.79)]
+    (first, at_home, note), (second, on_domains, _) = sheets(rows, ["a", "b"])
+    assert at_home.header == ["method", "a", "b", "own", "Δ"]
+    assert [line[3:] for line in at_home.rows] == [
+        ["50.0 ± 7.1", "-27.0 [-65.1, +11.1]"],
+        ["77.0 ± 2.8", "–"],
+        ["82.0 ± 2.8", "+5.0 [+5.0, +5.0]"],
+    ]
+    assert [line[4] for line in on_domains.rows] == ["–", "–", "+5.0 [+5.0, +5.0]"]
+    assert "points of own above FedAvg" in note
+    assert first != second
+    assert [title for title, _, _ in sheets(rows[1:], ["a", "b"])] == [second]
+    assert home_sheet(rows, ["a"]).header == ["method", "own", "Δ"]
+
+
+def test_differences_are_taken_seed_by_seed() -> None:
+    fedavg, late = row("fedavg", 0.5, 0.6, 0.7), row("late", 0.9, 0.65, 0.75)
+    late = replace(late, seeds=late.seeds[1:])  # its first seed failed
+    assert paired_differences(late, fedavg, metric("average")) == pytest.approx([5.0, 5.0])
+    assert half_width([5.0]) is None
+    # scipy and a table of Student's t agree: 4.3027 with two degrees of freedom; deviation 1, √3 = 1.7321.
+    assert half_width([1.0, 2.0, 3.0]) == pytest.approx(4.3027 / 1.7321, rel=1e-4)
+
+
+def test_a_report_says_where_terms_differ() -> None:
+    table = {
+        "tasks": {"t": {"task": {"name": "minidigits"}}},
+        "methods": {
+            "FedAvg": {"method": {"name": "fedavg"}},
+            "SCAFFOLD": {"method": {"name": "scaffold"}},
+            "uniform": {"method": {"name": "fedavg", "weighting": "uniform"}},
+            "Adam": {"method": {"name": "fedavg"}, "training": {"optimizer": {"name": "adam", "lr": 0.001}}},
+            "wrapped": {"method": {"name": "ga", "base": {"name": "moon", "weighting": "uniform"}}},
+        },
+    }
+    configs = {label: seeds[0] for label, seeds in compare.parse(table, "here").runs["t"].items()}
+    said = differing_terms(configs)
+    assert said["uniform"] == said["wrapped"] == ["weighting uniform"]
+    assert {"optimizer.name adam", "optimizer.lr 0.001"} <= set(said["Adam"])
+    assert said.keys() == {"uniform", "wrapped", "Adam"}
 
 
 def test_a_table_without_fedavg_has_no_gains_and_without_homes_no_such_column() -> None:
@@ -93,11 +150,11 @@ def test_costs_by_hand() -> None:
 
 
 def test_the_table_of_the_demo_fits_a_terminal_of_eighty_columns_and_a_wider_one_loses_its_deviations() -> None:
-    domains = {"pen": 0.9, "ink": 0.9, "street": 0.9, "print": 0.9, "average": 0.9, "own_domain": 0.9}
-    seeds = [numbers(domains), numbers({key: value - 0.01 for key, value in domains.items()})]
+    domains = {"pen": 0.9, "ink": 0.9, "street": 0.9, "print": 0.9, "average": 0.9, "own": 0.9}
+    seeds = [numbers(domains), numbers({key: value - 0.01 for key, value in domains.items()}, seed=1)]
     for label, cell in (("fedproto", "89.5±0.7"), ("a method of a rather long name", "89.5 ")):
         console = Console(file=io.StringIO(), width=80)
-        sheet = domain_sheet([Row(label, seeds, has_public_model=False)], ["pen", "ink", "street", "print"])
+        sheet = domain_sheet([Row(label, seeds, uses_own_models=True)], ["pen", "ink", "street", "print"])
         console.print(sheet.rich("title", 80))
         assert isinstance(console.file, io.StringIO)
         shown = console.file.getvalue()
@@ -113,7 +170,7 @@ def rounds(*values: float) -> list[Round]:
             {},
             "public model",
             {"a": {"accuracy": v}, "b": {"accuracy": v / 2}},
-            summary={"average": 0.75 * v, "own_domain": v},
+            summary={"average": 0.75 * v, "own": v},
         )
         for k, v in enumerate(values)
     ]
@@ -134,7 +191,7 @@ def test_methods_whose_tasks_differ_share_a_picture_and_every_name_is_in_its_leg
     other = [replace(r, domains={"b": {"accuracy": 0.5}, "c": {"accuracy": 0.5}}) for r in rounds(0.1, 0.5)]
     accuracy_over_rounds({"one": [rounds(0.1, 0.5)], "_two": [other, other]}, tmp_path / "picture.png", "title")
     (figure,) = found
-    assert [axis.get_title() for axis in figure.axes] == ["a", "b", "c", "average"]
+    assert [axis.get_title() for axis in figure.axes] == ["a", "b", "c", "average over the domains"]
     assert [[len(line.get_xdata()) for line in axis.lines] for axis in figure.axes] == [[2, 0], [2, 2], [0, 2], [2, 2]]
     assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["one", "_two"]
 
@@ -174,7 +231,7 @@ def test_bars_on_a_terminal(method: str) -> None:
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "2/2" in shown
-    assert "average" in shown
+    assert ("average" if method == "fedavg" else "own") in shown
     assert "clients" in shown
 
 

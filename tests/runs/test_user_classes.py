@@ -88,7 +88,7 @@ def test_a_method_next_to_the_file_is_found_and_its_settings_are_checked(tmp_pat
     name = f"{new_module(tmp_path, METHOD)}:Mine"
     loaded = config.load(written(tmp_path, name), ["method.strength=2"])
     assert isinstance(loaded.method, FedAvg)
-    assert loaded.resolved()["method"] == {"name": name, "strength": 2.0}
+    assert loaded.resolved()["method"] == {"name": name, "strength": 2.0, "weighting": "training"}
     for override, said in (
         ("method.strength=-1", "--set: method.strength: must be greater than 0"),
         ("method.strenth=1", "--set: method.strenth: unknown key; did you mean 'strength'?"),
@@ -120,7 +120,7 @@ def test_it_may_be_the_base_of_a_wrapper(tmp_path: Path) -> None:
     name = f"{new_module(tmp_path, METHOD)}:Mine"
     loaded = config.load(written(tmp_path, "averaging", more=f'[method.base]\nname = "{name}"\nstrength = 3\n'))
     assert isinstance(loaded.method, Averaging)
-    assert loaded.resolved()["method"]["base"] == {"name": name, "strength": 3.0}
+    assert loaded.resolved()["method"]["base"] == {"name": name, "strength": 3.0, "weighting": "training"}
     personal = new_module(tmp_path, METHOD.replace("FedAvg", "LocalOnly"))
     said = refusal(written(tmp_path, "averaging", more=f'[method.base]\nname = "{personal}:Mine"\n'))
     assert "method.base" in said
@@ -249,4 +249,4 @@ def test_the_example_runs_from_the_command_line(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     (folder,) = (tmp_path / "results").iterdir()
     recorded = tomllib.loads((folder / "config.toml").read_text())["method"]
-    assert recorded == {"name": "my_method:FedSmall", "feature_decay": 0.05}
+    assert recorded == {"name": "my_method:FedSmall", "feature_decay": 0.05, "weighting": "training"}

@@ -88,9 +88,12 @@ def _strings_below_fields(cls: type) -> dict[str, str]:
 
 
 def _default(field: "Field[Any]") -> Any:
-    """The default as JSON can hold it: a method or an optimiser as its repr."""
+    """The default as JSON can hold it: a method or an optimiser as its repr, without settings if all are defaults."""
     default = field.default if field.default_factory is MISSING else field.default_factory()
-    return repr(default) if is_dataclass(default) else default
+    if not is_dataclass(default):
+        return default
+    cls: Any = type(default)
+    return f"{cls.__name__}()" if default == cls() else repr(default)
 
 
 def _kind(hint: Any) -> str:

@@ -216,7 +216,10 @@ def weighting_of(method: Method[Any, Any, Any, Any], of_training: Weighting) -> 
 
 
 def with_weighting(method: M, of_training: Weighting) -> M:
-    """The method, and its base, with the weighting of the training where they leave it to that."""
+    """The method, and its base, with the weighting of the training where they leave it to that. By examples is what
+    they do without being told."""
+    if of_training == "examples":
+        return method
     base = getattr(method, "base", None)
     changes: dict[str, Any] = {"base": with_weighting(base, of_training)} if isinstance(base, Method) else {}
     if getattr(method, "weighting", None) == "training":

@@ -269,8 +269,9 @@ class Federation:
         if kind == "domains":
             return self._domain_tests
         if kind == "own":
-            own = self.test_sets(client)
-            return TestSets(own=own.own, train_counts=own.train_counts)
+            tests = self.test_sets(client)
+            drawn = None if tests.pooled is None or tests.own_rows is None else tests.pooled.rows(tests.own_rows)
+            return TestSets(own=drawn if tests.own is None else tests.own, train_counts=tests.train_counts)
         if client not in self._tests:
             with unplaced():
                 self._tests[client] = client_tests(self.task, client, self.training.seed, self.pooled_tests)

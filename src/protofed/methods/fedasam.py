@@ -1,9 +1,9 @@
-"""FedASAM: FedAvg whose clients look for flat minima, and whose server averages the last global models.
+"""FedASAM: FedAvg whose clients look for flat minima, and whose server may average the last global models.
 
 Caldarola, Caputo, Ciccone: Improving Generalization in Federated Learning by Seeking Flat Minima, ECCV 2022.
 
-Sends: weights. Keeps: nothing. Server: mean weighted by the number of examples; in the last part of the run also the
-running mean of the global models, which is what the public uses.
+Sends: weights. Keeps: nothing. Server: mean; with `averaging`, in the last part of the run also the running mean of
+the global models, which is then the public one.
 
 Departures:
 1. The statistics of BatchNorm are those of the first gradient, taken at the weights themselves; the authors' code moves
@@ -41,12 +41,13 @@ class AveragedWeights(Weights):
 @dataclass(frozen=True)
 class FedASAM(PlainSharing[AveragedWeights, Nothing]):
     tags = ("global", "server-side")
-    rho: NonNegative = 0.7
-    """ρ, the radius of the neighbourhood in which the sharpness is measured."""
+    rho: NonNegative = 0.05
+    """ρ, the radius of the neighbourhood in which the sharpness is measured. The paper takes 0.7 on CIFAR-10, where
+    many rounds make up for a slow start."""
     eta: NonNegative = 0.2
     """η, added to |w| in the scale of each weight; biases are not scaled."""
-    averaging: bool = True
-    """Whether the server averages the global models of the last rounds (SWA)."""
+    averaging: bool = False
+    """Whether the server averages the global models of the last rounds, too: the paper's FedASAM + SWA."""
     averaging_start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """The share of the rounds after which the averaging starts."""
 

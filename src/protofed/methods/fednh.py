@@ -65,8 +65,9 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
     tags = ("global", "prototype", "server-side")
     smoothing: Annotated[float, Interval(ge=0, le=1)] = 0.9
     """ρ, how much of a prototype stays when the server turns it."""
-    initial_scale: Positive = 1.0
-    """s, what cosines are multiplied by, before training; it is learnt. The authors' code has 20 for ResNets."""
+    initial_scale: Positive = 5.0
+    """s, what cosines are multiplied by, before training; it is learnt. The authors' code has 1 for small networks,
+    which learns slowly, and 20 for ResNets."""
 
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         parts = spec.model(client)

@@ -13,7 +13,7 @@ AXES = {"own": "what clients see at home", "average": "average over the domains"
 
 
 def accuracy_over_rounds(
-    runs: Mapping[str, Sequence[Sequence[Round]]], path: Path, title: str, headline: Headline
+    runs: Mapping[str, Sequence[Sequence[Round]]], path: Path, title: str, headline: Headline = "average"
 ) -> None:
     """One panel per domain and one for the headline; one line per method, the mean of its seeds in their range. A
     method whose task lacks a domain has no line there."""
@@ -46,7 +46,7 @@ def accuracy_over_rounds(
     figure.savefig(path, dpi=130)
 
 
-def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline) -> None:
+def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline = "average") -> None:
     """Every method's headline, a dot for each seed and a bar for their mean, the best at the top."""
     from matplotlib.figure import Figure
 

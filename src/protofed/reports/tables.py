@@ -121,7 +121,7 @@ class Sheet:
         lines = [[cell.replace(" ± ", "±") for cell in line] for line in self.rows]
         needed = sum(max(map(len, column)) + 2 for column in zip(self.header, *lines, strict=True))
         if needed >= width:
-            lines = [[cell.partition("±")[0].partition(" [")[0] for cell in line] for line in lines]
+            lines = [[line[0], *(cell.partition("±")[0].partition(" [")[0] for cell in line[1:])] for line in lines]
         table = Table(
             title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
         )
