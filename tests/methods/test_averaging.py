@@ -26,7 +26,7 @@ def test_conformance(check: Callable[[Method], None], method: Averaging) -> None
 def test_around_fedasam_without_its_own_it_is_fedasam_with_it() -> None:
     for start in (0.0, 0.75):
         found = Averaging(base=FedASAM(averaging=False), start=start)
-        expected = FedASAM(averaging_start=start)
+        expected = FedASAM(averaging=True, averaging_start=start)
         for rounds in (1, 2, 3):
             one, other = usual(found, rounds), usual(expected, rounds)
             assert_same(one.server.base.params, other.server.params, f"round {rounds}")

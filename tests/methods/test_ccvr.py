@@ -169,7 +169,7 @@ def finished(method: CCVR, task: Task = TASK) -> Any:
 
 
 def test_until_the_end_it_is_its_base() -> None:
-    for base in (FedAvg(), FedASAM(averaging_start=0.0)):
+    for base in (FedAvg(), FedASAM(averaging=True, averaging_start=0.0)):
         method = CCVR(base=base)
         for rounds in (0, 1, 3):
             assert_same(usual(method, rounds).server.base, usual(base, rounds).server, f"round {rounds}")
@@ -177,7 +177,7 @@ def test_until_the_end_it_is_its_base() -> None:
             assert_same(public, base.public(usual(base, rounds).server)[0], "the public model")
 
 
-@pytest.mark.parametrize("base", [FedAvg(), Moon(), FedASAM(averaging_start=0.0)], ids=repr)
+@pytest.mark.parametrize("base", [FedAvg(), Moon(), FedASAM(averaging=True, averaging_start=0.0)], ids=repr)
 def test_the_end_changes_the_public_classifier_and_nothing_else(base: Any) -> None:
     method = CCVR(base=base)
     before, end = usual(method, 3), finished(method)
@@ -192,7 +192,7 @@ def test_the_end_changes_the_public_classifier_and_nothing_else(base: Any) -> No
 
 def test_clients_describe_the_features_of_the_public_model() -> None:
     """Around a base that averages its global models, these are not the features of the last one."""
-    method = CCVR(base=FedASAM(averaging_start=0.0))
+    method = CCVR(base=FedASAM(averaging=True, averaging_start=0.0))
     of, state = federation(method), usual(method, 3)
     sent: list[Any] = []
 

@@ -32,7 +32,7 @@ from protofed.methods.fedprox import FedProx
 from protofed.methods.moon import Moon
 from protofed.nn.networks import Parts
 
-BASES = [FedAvg(), FedProx(proximal_weight=0.1), Moon(), FedASAM(averaging_start=0.0)]
+BASES = [FedAvg(), FedProx(proximal_weight=0.1), Moon(), FedASAM(averaging=True, averaging_start=0.0)]
 SETTINGS = {
     "default": FedDecorr(),
     "paper": FedDecorr(scale="paper"),

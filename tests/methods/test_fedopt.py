@@ -44,10 +44,10 @@ def test_conformance(check: Callable[[Method], None], method: FedOPT) -> None:
 # ---- one step on numbers
 
 MOMENTS = {
-    # m = 0.9 · 1 + 0.1 · 2 = 1.1 for all but momentum, where it is 0.9 · 1 + 2 = 2.9. The way is 2, its square 4.
+    # m = 0.9 · 1 + 0.1 · 2 = 1.1, with momentum 0.9 · 1 + 2 = 2.9, with Adagrad the update. That is 2, its square 4.
     "adam": (1.1, 8.95),  # v = 0.99 · 9 + 0.01 · 4
     "yogi": (1.1, 8.96),  # v = 9 − 0.01 · 4, since 9 > 4
-    "adagrad": (1.1, 13.0),  # v = 9 + 4
+    "adagrad": (2.0, 13.0),  # v = 9 + 4
     "momentum": (2.9, 9.0),  # v is not used
 }
 
