@@ -11,7 +11,7 @@ from protofed.data.transforms import Transform
 from protofed.errors import BadInput, RunFailed
 from protofed.methods import METHODS
 from protofed.nn.networks import Model
-from protofed.optim.optimizers import Adam, Asam, Sam, Sgd
+from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
 from protofed.runs.results import Result
 from protofed.runs.run import run
 from protofed.runs.runtime_choice import RuntimeSettings
@@ -23,6 +23,7 @@ __all__ = [
     "METHODS",
     "TASKS",
     "Adam",
+    "AdamW",
     "Asam",
     "BadInput",
     "Batch",
@@ -33,6 +34,7 @@ __all__ = [
     "Objective",
     "Reply",
     "Result",
+    "RmsProp",
     "RunFailed",
     "RuntimeSettings",
     "Sam",

@@ -19,7 +19,7 @@ from annotated_types import Ge
 from protofed.api.method import Method
 from protofed.engine.federation import Training
 from protofed.methods import METHODS, bases_of
-from protofed.optim.optimizers import OPTIMIZERS
+from protofed.optim.optimizers import OPTIMIZERS, PLAIN
 from protofed.runs.config.recording import named_table, registered_name, settings, task_table
 from protofed.runs.config.schema import Problem, Problems, field_names, filled, joined, named, shown
 from protofed.runs.config.toml import Table
@@ -139,7 +139,7 @@ def _optimizer(table: Any) -> Any:
     if isinstance(table, dict) and "name" not in table:
         # without a name, the keys change the default optimiser
         table = {**named_table(OPTIMIZERS, Training().optimizer), **table}
-    return _nested(OPTIMIZERS, table, "training.optimizer", lambda cls: ["sgd", "adam"])
+    return _nested(OPTIMIZERS, table, "training.optimizer", lambda cls: [*PLAIN])
 
 
 def _training_keys(table: Table) -> dict[str, tuple[str, ...]]:
