@@ -12,6 +12,7 @@ from protofed.errors import BadInput, RunFailed
 from protofed.methods import METHODS
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
+from protofed.optim.schedules import ConstantRate, CosineRate, StepRate
 from protofed.runs.results import Result
 from protofed.runs.run import run
 from protofed.runs.runtime_choice import RuntimeSettings
@@ -28,6 +29,8 @@ __all__ = [
     "BadInput",
     "Batch",
     "ClientContext",
+    "ConstantRate",
+    "CosineRate",
     "Data",
     "Method",
     "Model",
@@ -39,6 +42,7 @@ __all__ = [
     "RuntimeSettings",
     "Sam",
     "Sgd",
+    "StepRate",
     "Task",
     "Transform",
     "__version__",
