@@ -11,7 +11,8 @@ from protofed.data.transforms import Transform
 from protofed.errors import BadInput, RunFailed
 from protofed.methods import METHODS
 from protofed.nn.networks import Model
-from protofed.optim.optimizers import Adam, Asam, Sam, Sgd
+from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
+from protofed.optim.schedules import ConstantRate, CosineRate, StepRate
 from protofed.runs.results import Result
 from protofed.runs.run import run
 from protofed.runs.runtime_choice import RuntimeSettings
@@ -23,20 +24,25 @@ __all__ = [
     "METHODS",
     "TASKS",
     "Adam",
+    "AdamW",
     "Asam",
     "BadInput",
     "Batch",
     "ClientContext",
+    "ConstantRate",
+    "CosineRate",
     "Data",
     "Method",
     "Model",
     "Objective",
     "Reply",
     "Result",
+    "RmsProp",
     "RunFailed",
     "RuntimeSettings",
     "Sam",
     "Sgd",
+    "StepRate",
     "Task",
     "Transform",
     "__version__",

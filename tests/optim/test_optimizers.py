@@ -10,7 +10,22 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import bits
-from protofed.optim.optimizers import Adam, Asam, Gradient, HasRate, Optimizer, Sam, Sgd, halved, in_place_step, rate_of
+from protofed.optim.optimizers import (
+    PLAIN,
+    Adam,
+    AdamW,
+    Asam,
+    Gradient,
+    HasRate,
+    Optimizer,
+    Plain,
+    RmsProp,
+    Sam,
+    Sgd,
+    halved,
+    in_place_step,
+    rate_of,
+)
 from protofed.tree import Params
 
 STEPS = 50
@@ -82,12 +97,12 @@ def descended_by_torch(
 
 
 CLIP = 0.2
-PLAIN = {"lr": 0.1}
-MOMENTUM = {**PLAIN, "momentum": 0.9}
+SLOPE = {"lr": 0.1}
+MOMENTUM = {**SLOPE, "momentum": 0.9}
 SGDS = {
-    "plain": PLAIN,
+    "plain": SLOPE,
     "momentum": MOMENTUM,
-    "weight decay": {**PLAIN, "weight_decay": 0.05},
+    "weight decay": {**SLOPE, "weight_decay": 0.05},
     "nesterov": {**MOMENTUM, "nesterov": True},
     "all": {**MOMENTUM, "nesterov": True, "weight_decay": 0.05},
 }
@@ -98,11 +113,21 @@ ADAMS = {
     "no momentum": {"lr": 0.01, "beta1": 0.0},
     "eps": {"lr": 0.01, "eps": 0.1},
 }
+RMSPROPS = {
+    "plain": {"lr": 0.01},
+    "weight decay": {"lr": 0.01, "weight_decay": 0.05},
+    "alpha": {"lr": 0.01, "alpha": 0.5},
+    "momentum": {"lr": 0.01, "momentum": 0.5},
+    "centred": {"lr": 0.01, "centered": True},
+    "all": {"lr": 0.01, "alpha": 0.9, "eps": 0.1, "weight_decay": 0.05, "momentum": 0.5, "centered": True},
+}
 
 
-def torch_adam(weights: list[nn.Parameter], **options: float) -> torch.optim.Optimizer:
+def torch_adam(
+    weights: list[nn.Parameter], kind: Callable[..., torch.optim.Optimizer] = torch.optim.Adam, **options: float
+) -> torch.optim.Optimizer:
     betas = options.pop("beta1", 0.9), options.pop("beta2", 0.999)
-    return torch.optim.Adam(weights, betas=betas, **options)
+    return kind(weights, betas=betas, **options)
 
 
 @pytest.mark.parametrize("clip", [0.0, CLIP, 1e3], ids=["unclipped", "clipped", "barely"])
@@ -119,6 +144,42 @@ def test_adam_steps_as_torch_does(options: dict[str, float], clip: float) -> Non
     torch.testing.assert_close(descended(Adam(**options, clip_norm=clip)), expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("clip", [0.0, CLIP], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("options", ADAMS.values(), ids=ADAMS)
+def test_adamw_steps_as_torch_does(options: dict[str, float], clip: float) -> None:
+    expected = descended_by_torch(lambda weights: torch_adam(weights, torch.optim.AdamW, **options), clip)
+    torch.testing.assert_close(descended(AdamW(**options, clip_norm=clip)), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("clip", [0.0, CLIP], ids=["unclipped", "clipped"])
+@pytest.mark.parametrize("options", RMSPROPS.values(), ids=RMSPROPS)
+def test_rmsprop_steps_as_torch_does(options: dict[str, float], clip: float) -> None:
+    expected = descended_by_torch(lambda weights: torch.optim.RMSprop(weights, **options), clip)
+    torch.testing.assert_close(descended(RmsProp(**options, clip_norm=clip)), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "torch_kind"),
+    [
+        (Sgd, lambda weights: torch.optim.SGD(weights, lr=0.01)),
+        (Adam, torch.optim.Adam),
+        (AdamW, torch.optim.AdamW),
+        (RmsProp, torch.optim.RMSprop),
+    ],
+    ids=PLAIN,
+)
+def test_defaults_are_those_of_torch(kind: type[Plain], torch_kind: Callable[..., torch.optim.Optimizer]) -> None:
+    torch.testing.assert_close(descended(kind()), descended_by_torch(torch_kind), **TOLERANCE)
+
+
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1}], ids=["plain", "weight decay"])
+@pytest.mark.parametrize("kind", PLAIN.values(), ids=PLAIN)
+def test_a_rate_in_a_tensor_is_the_same_rate(kind: type[Plain], options: dict[str, float]) -> None:
+    optimizer = kind(lr=0.03, **options)
+    held = descended(optimizer.with_lr(torch.tensor(0.03)))
+    torch.testing.assert_close(held, descended(optimizer), **TOLERANCE)
+
+
 def test_the_clip_of_these_tests_matters() -> None:
     x, y = batches()[0]
     assert torch.cat([g.flatten() for g in gradient_on(x, y)(start()).values()]).norm() > 2 * CLIP
@@ -133,7 +194,8 @@ def test_the_learning_rate_decays_by_round(wrapped: bool) -> None:
     base = Sgd(lr=0.1, lr_decay=0.9)
     optimizer: Optimizer = Sam(base, rho=0.0) if wrapped else base
     torch.testing.assert_close(descended(optimizer.for_round(7)), descended_by_torch(torch_sgd_of_round_7), **TOLERANCE)
-    assert Adam(lr=0.1, lr_decay=0.5).for_round(2).lr == 0.025
+    for kind in (Adam, AdamW, RmsProp):
+        assert kind(lr=0.1, lr_decay=0.5).for_round(2) == kind(lr=0.025, lr_decay=0.5)
     assert base.for_round(0) == base
 
 
@@ -152,6 +214,8 @@ def asam_climb(weights: list[nn.Parameter], rho: float = 0.5, eta: float = 0.2) 
 BASES = {
     "sgd": (Sgd(**MOMENTUM), lambda weights: torch.optim.SGD(weights, **MOMENTUM)),
     "adam": (Adam(lr=0.01), lambda weights: torch_adam(weights, lr=0.01)),
+    "adamw": (AdamW(lr=0.01), lambda weights: torch_adam(weights, torch.optim.AdamW, lr=0.01)),
+    "rmsprop": (RmsProp(lr=0.01, momentum=0.5), lambda weights: torch.optim.RMSprop(weights, lr=0.01, momentum=0.5)),
 }
 
 
@@ -161,7 +225,7 @@ BASES = {
 def test_sharpness_aware_steps_are_those_of_the_in_place_loop(
     kind: type[Sam | Asam],
     climb: Climb,
-    base: Sgd | Adam,
+    base: Plain,
     torch_base: Callable[..., torch.optim.Optimizer],
     clip: float,
 ) -> None:
@@ -171,7 +235,7 @@ def test_sharpness_aware_steps_are_those_of_the_in_place_loop(
 
 @pytest.mark.parametrize("base", [base for base, _ in BASES.values()], ids=BASES)
 @pytest.mark.parametrize("kind", [Sam, Asam])
-def test_no_neighbourhood_leaves_the_base_bit_for_bit(kind: type[Sam | Asam], base: Sgd | Adam) -> None:
+def test_no_neighbourhood_leaves_the_base_bit_for_bit(kind: type[Sam | Asam], base: Plain) -> None:
     assert bits(descended(kind(base, rho=0.0))) == bits(descended(base))
     assert bits(descended(kind(base))) != bits(descended(base))
 
@@ -185,7 +249,14 @@ def test_a_gradient_of_zero_moves_nothing(kind: type[Sam | Asam]) -> None:
 
 @pytest.mark.parametrize(
     "optimizer",
-    [Sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, clip_norm=0.1), Adam(weight_decay=0.1), Sam(), Asam()],
+    [
+        Sgd(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, clip_norm=0.1),
+        Adam(weight_decay=0.1),
+        AdamW(weight_decay=0.1),
+        RmsProp(momentum=0.9, weight_decay=0.1, centered=True),
+        Sam(),
+        Asam(),
+    ],
     ids=lambda o: type(o).__name__,
 )
 def test_a_step_modifies_none_of_its_inputs(optimizer: Optimizer) -> None:
@@ -220,7 +291,11 @@ def test_a_step_in_place_is_the_same_step_whatever_the_layout_in_memory(sgd: Sgd
     assert {name: leaf.data_ptr() for name, leaf in own.items()} == places
 
 
-@pytest.mark.parametrize("optimizer", [Sgd(lr=0.4), Adam(lr=0.4), Sam(Sgd(lr=0.4), rho=0.3), Asam(Adam(lr=0.4))])
+@pytest.mark.parametrize(
+    "optimizer",
+    [Sgd(lr=0.4), Adam(lr=0.4), AdamW(lr=0.4), RmsProp(lr=0.4), Sam(Sgd(lr=0.4), rho=0.3), Asam(Adam(lr=0.4))],
+    ids=lambda o: type(o).__name__,
+)
 def test_an_optimiser_knows_its_rate(optimizer: HasRate) -> None:
     assert isinstance(optimizer, HasRate)
     assert rate_of(optimizer) == optimizer.lr == 0.4
@@ -266,6 +341,6 @@ class ScaledInPlace(Scaled):
 
 
 def test_a_step_in_place_is_not_inherited_by_those_who_take_another_step() -> None:
-    kinds = [Sgd, Renamed, Scaled, ScaledInPlace, type("More", (ScaledInPlace,), {}), Adam, Sam]
+    kinds = [Sgd, Renamed, Scaled, ScaledInPlace, type("More", (ScaledInPlace,), {}), Adam, AdamW, RmsProp, Sam]
     has_step = {kind.__name__: in_place_step(kind()) is not None for kind in kinds}
     assert [name for name, has in has_step.items() if has] == ["Sgd", "Renamed", "ScaledInPlace", "More"]

@@ -22,7 +22,7 @@ from protofed.evaluation.evaluate import evaluate
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Parts
-from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
+from protofed.optim.optimizers import Adam, AdamW, Asam, Optimizer, RmsProp, Sam, Sgd
 from protofed.prototypes.class_means import FeatureSums
 from protofed.runtimes.base import failure_of
 from protofed.runtimes.cohort import executors
@@ -97,6 +97,8 @@ def test_the_same_seed_gives_the_same_bytes(name: str, executor: Any, device: st
         Sgd(lr=0.05, momentum=0.9, weight_decay=1e-3, nesterov=True),
         Sgd(lr=0.05, clip_norm=0.5),
         Adam(lr=0.01, weight_decay=1e-3, clip_norm=0.5),
+        AdamW(lr=0.001, clip_norm=0.5, eps=0.01),
+        RmsProp(lr=0.001, weight_decay=1e-3, momentum=0.5, centered=True, clip_norm=0.5, eps=0.01),
         Sam(Sgd(lr=0.05, momentum=0.5), rho=0.1),
         Asam(Adam(lr=0.01, weight_decay=1e-3), rho=0.2),
     ],
@@ -110,9 +112,11 @@ def test_every_optimiser_works_for_each_client_on_its_own(optimizer: Optimizer, 
 
 
 @every_executor
-@pytest.mark.parametrize("kind", [Sgd, Adam])
-def test_a_learning_rate_that_decays_needs_nothing_recorded_anew(kind: Any, executor: Any) -> None:
-    optimizer, task = kind(lr=0.05, lr_decay=0.5), replace(tiny(), model=plain)
+@pytest.mark.parametrize(
+    "optimizer", [Sgd(lr=0.05), Adam(lr=0.05), AdamW(lr=0.05), RmsProp(lr=0.005)], ids=lambda o: type(o).__name__
+)
+def test_a_learning_rate_that_decays_needs_nothing_recorded_anew(optimizer: Any, executor: Any) -> None:
+    optimizer, task = replace(optimizer, lr_decay=0.5), replace(tiny(), model=plain)
     runtime = Cohort("cpu", executor=executor)
     found = after(FedAvg(), runtime, task, optimizer=optimizer)
     assert difference(after(FedAvg(), Sequential(), task, optimizer=optimizer), found) <= 1e-5

@@ -77,6 +77,8 @@ class ClientContext:
     """Examples that everyone may see; their labels are not used."""
     tests: TestSets = field(default_factory=TestSets)
     """What its models are tested on."""
+    rate_changes: bool = False
+    """Whether the learning rate of `optimizer`, which is that of this round, is another one in other rounds."""
     fine_tune: int = 0
     """Epochs in which it fine-tunes the model that it would use, before that is tested."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
@@ -144,6 +146,7 @@ class ClientContext:
             epochs=self.epochs if epochs is None else epochs,
             batch_size=self.batch_size,
             seed=self._next_seed(),
+            rate_changes=self.rate_changes and optimizer is None,
             fold=fold,
         )
 

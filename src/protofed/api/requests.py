@@ -51,6 +51,8 @@ class Fit(Request[Any]):
     optimizer: Optimizer
     epochs: int
     batch_size: int
+    rate_changes: bool = False
+    """Whether requests of other rounds differ from this one in the learning rate."""
     fold: Callable[..., Tree] | None = None
     """A statistic `fold(model, batch, *context)`, summed over the batches of the last epoch. It is given the model of
     the first objective's loss, before that batch's step, and no gradient flows through it."""

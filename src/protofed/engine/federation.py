@@ -25,6 +25,7 @@ from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
 from protofed.optim.optimizers import Optimizer, Sgd, rate_of
+from protofed.optim.schedules import ConstantRate, Schedule, scheduled
 from protofed.runtimes.base import Runtime, TestKind
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
@@ -46,12 +47,21 @@ class Training:
     batch_size: Annotated[int, Ge(1)] = 64
     fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
+    full_last_round: bool = False
+    """Whether all clients take part in the last round, whatever `fraction` says, as in FedRep's paper."""
+    slow_share: Annotated[float, Interval(ge=0, le=1)] = 0.0
+    """Share of the clients that are slow, drawn once. In every round a slow client makes 1 to `epochs` passes instead
+    of `epochs`; how many is drawn anew, each number equally likely, as in FedProx's paper."""
     minimum_replies: Annotated[int, Ge(1)] = 1
     """A round with fewer good replies is abandoned."""
     seed: Annotated[int, Ge(0)] = 0
     """The root of every draw."""
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
     """What clients train with; made anew in every round."""
+    schedule: Schedule = ConstantRate()  # noqa: RUF009 (it is frozen, so it can be shared)
+    """How the learning rate of clients changes over the rounds. It holds where a client trains with the configured
+    optimiser in a round. Training before the first round, after the last one or before a test, at the server, or with
+    an optimiser that the method brings has its rate as it is."""
     weighting: Weighting = "examples"
     """How clients count in the mean of their weights, in every method whose own `weighting` does not differ: by their
     numbers of examples, or equally."""
@@ -96,6 +106,8 @@ class Federation:
             problems.append(
                 f'training.on_divergence = "retry_half_lr": {t.optimizer!r} has no learning rate to be halved'
             )
+        if t.schedule != ConstantRate() and rate_of(t.optimizer) is None:
+            problems.append(f"training.schedule: {t.optimizer!r} has no learning rate to be changed")
         if t.minimum_replies > sampled:
             problems.append(
                 f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
@@ -174,13 +186,28 @@ class Federation:
         target = max(1, round_half_up(self.training.fraction * len(self.ids)))
         # guard: more-asked-than-needed, over-selection-rounded-up-but-not-noise
         count = min(len(self.ids), ceil(target * self.training.over_selection - 1e-9))
-        if count == len(self.ids):
+        is_full = self.training.full_last_round and round == self.training.rounds - 1
+        if is_full or count == len(self.ids):
             return self._out_of_quarantine(self.ids, strikes)
         path = (round, attempt) if attempt else (round,)  # guard: another-attempt-draws-anew
-        with torch.device("cpu"):
-            order = torch.randperm(len(self.ids), generator=generator(self.training.seed, "sample", *path)).tolist()
-        drawn = self._out_of_quarantine([self.ids[i] for i in order], strikes)
+        drawn = self._out_of_quarantine(self._shuffled("sample", *path), strikes)
         return tuple(sorted(drawn[:count]))
+
+    @cached_property
+    def slow(self) -> frozenset[ClientId]:
+        """The clients that are slow, in all rounds the same."""
+        count = round_half_up(self.training.slow_share * len(self.ids))
+        return frozenset(self._shuffled("slow")[:count])
+
+    def epochs_of(self, client: ClientId, round: int) -> int:
+        """A client's passes over its data in a round, drawn from the run's seed, the client and the round."""
+        epochs, seed = self.training.epochs, self.training.seed
+        return 1 + derive_seed(seed, "slow", client, round) % epochs if client in self.slow else epochs
+
+    def _shuffled(self, *path: str | int) -> list[ClientId]:
+        with torch.device("cpu"):
+            order = torch.randperm(len(self.ids), generator=generator(self.training.seed, *path)).tolist()
+        return [self.ids[i] for i in order]
 
     def _trusted(self, state: State) -> tuple[ClientId, ...]:
         return self._out_of_quarantine(self.ids, state.strikes)
@@ -215,7 +242,7 @@ class Federation:
 
     def client_context(self, client: ClientId, round: int, phase: str = "round", run: int = 1) -> ClientContext:
         """What a client's step works with; its place in the run of the federation decides its draws."""
-        t = self.training
+        t, in_round = self.training, phase == "round"
         return ClientContext(
             id=client,
             round=round,
@@ -224,8 +251,9 @@ class Federation:
             networks=self.networks_of(client),
             data=self.task.site(client).train,
             transform=self.task.transform,
-            optimizer=t.optimizer,
-            epochs=t.epochs,
+            optimizer=scheduled(t.optimizer, t.schedule.share(round, t.rounds)) if in_round else t.optimizer,
+            rate_changes=t.schedule != ConstantRate(),
+            epochs=self.epochs_of(client, round) if in_round else t.epochs,
             batch_size=t.batch_size,
             seed=t.seed,
             step_seed=derive_seed(t.seed, "step", client, round, phase, run),

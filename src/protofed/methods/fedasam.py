@@ -26,7 +26,7 @@ from protofed.api.task import TaskSpec
 from protofed.errors import BadInput
 from protofed.methods._shared.mixing import running_average
 from protofed.methods.families import PlainSharing, Totals, Weights, WeightUpload
-from protofed.optim.optimizers import Adam, Asam, Optimizer, Sgd
+from protofed.optim.optimizers import PLAIN, Asam, Optimizer, Plain
 from protofed.tree import Nothing, Params, record
 
 
@@ -52,9 +52,9 @@ class FedASAM(PlainSharing[AveragedWeights, Nothing]):
     """The share of the rounds after which the averaging starts."""
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
-        if not isinstance(optimizer, Sgd | Adam):
+        if not isinstance(optimizer, Plain):
             kind = type(optimizer).__name__.lower()
-            what = f"FedASAM makes the optimiser sharpness-aware itself: take sgd or adam, not {kind}"
+            what = f"FedASAM makes the optimiser sharpness-aware itself: take one of {', '.join(PLAIN)}, not {kind}"
             yield "training.optimizer.name", what
 
     def init_server(self, server: ServerContext) -> AveragedWeights:
@@ -77,6 +77,7 @@ class FedASAM(PlainSharing[AveragedWeights, Nothing]):
 
 def sharpness_aware(base: Optimizer, rho: float, eta: float) -> Asam:
     """The configured optimiser, descending the adaptive sharpness."""
-    if not isinstance(base, Sgd | Adam):
-        raise BadInput(f"FedASAM makes the optimiser sharpness-aware itself: configure sgd or adam, not {base}")
+    if not isinstance(base, Plain):
+        known = ", ".join(PLAIN)
+        raise BadInput(f"FedASAM makes the optimiser sharpness-aware itself: configure one of {known}, not {base}")
     return Asam(base=base, rho=rho, eta=eta)

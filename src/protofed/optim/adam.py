@@ -40,11 +40,18 @@ class Adam:
     def step(
         self, gradient: Gradient, params: Params, state: tuple[Tensors, Tensors, Tensor]
     ) -> tuple[Params, tuple[Tensors, Tensors, Tensor]]:
-        first, second, steps = state
         weights = tuple(params.values())
         grads = clipped(tuple(gradient(params).values()), self.clip_norm)
         if self.weight_decay:
             grads = each("add", grads, weights, alpha=self.weight_decay)
+        weights, state = self.moved(weights, grads, state)
+        return named(params, weights), state
+
+    def moved(
+        self, weights: Tensors, grads: Tensors, state: tuple[Tensors, Tensors, Tensor]
+    ) -> tuple[Tensors, tuple[Tensors, Tensors, Tensor]]:
+        """The weights after a step along the moments, and the new moments."""
+        first, second, steps = state
         steps = steps + 1
         first = each("lerp", first, grads, 1 - self.beta1)
         second = each("addcmul", each("mul", second, self.beta2), grads, grads, value=1 - self.beta2)
@@ -52,4 +59,4 @@ class Adam:
         spread = (1 - self.beta2**steps).sqrt()
         scales = each("add", each("div", each("sqrt", second), spread), self.eps)
         moves = each("mul", each("div", first, scales), -size)
-        return named(params, each("add", weights, moves)), (first, second, steps)
+        return each("add", weights, moves), (first, second, steps)

@@ -101,3 +101,10 @@ def clipped(grads: Tensors, limit: float) -> Tensors:
     if not limit:
         return grads
     return each("mul", grads, (limit / (norm(grads) + 1e-6)).clamp(max=1.0))
+
+
+def descended(weights: Tensors, moves: Tensors, lr: float | Tensor) -> Tensors:
+    """weights − lr · moves."""
+    if isinstance(lr, Tensor):
+        return each("add", weights, each("mul", moves, -lr))
+    return each("add", weights, moves, alpha=-lr)

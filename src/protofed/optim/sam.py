@@ -7,16 +7,21 @@ from typing import Any, Self
 import torch
 
 from protofed.optim.adam import Adam
+from protofed.optim.adamw import AdamW
 from protofed.optim.base import Amount, Gradient, each, named, norm
+from protofed.optim.rmsprop import RmsProp
 from protofed.optim.sgd import Sgd
 from protofed.tree import Params, Tree
+
+Plain = Sgd | Adam | AdamW | RmsProp
+"""Optimisers that take the gradient at the weights themselves."""
 
 
 @dataclass(frozen=True)
 class _SharpnessAware(ABC):
     """The gradient is taken at the worst place near the weights, then applied at the weights by a plain optimiser."""
 
-    base: Sgd | Adam = Sgd()  # noqa: RUF009 (it is frozen, so it can be shared)
+    base: Plain = Sgd()  # noqa: RUF009 (it is frozen, so it can be shared)
 
     @abstractmethod
     def climbed(self, gradient: Gradient, params: Params) -> Params:

@@ -191,12 +191,11 @@ def differing_terms(configs: Mapping[str, Config]) -> dict[str, list[str]]:
 
 
 def _terms(config: Config) -> dict[str, object]:
-    table = config.resolved()
-    training = {key: value for key, value in table["training"].items() if key not in ("optimizer", "weighting")}
-    optimizer = {f"optimizer.{key}": value for key, value in table["training"]["optimizer"].items()}
+    terms: dict[str, object] = {"fine_tune": config.evaluation.fine_tune}
+    for key, value in config.resolved()["training"].items():
+        terms |= {f"{key}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {key: value}
     weighting = weighting_of(config.method, config.training.weighting)
-    terms = {**training, **optimizer, "fine_tune": config.evaluation.fine_tune}
-    return terms if weighting is None else {**terms, "weighting": weighting}
+    return {key: value for key, value in {**terms, "weighting": weighting}.items() if value is not None}
 
 
 def _area_sheet(part: TaskReport) -> Sheet | None:

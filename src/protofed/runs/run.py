@@ -9,6 +9,7 @@ from protofed.api.task import Task
 from protofed.engine.federation import Training
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Optimizer, Sgd
+from protofed.optim.schedules import ConstantRate, Schedule
 from protofed.runs.config.config import Config, checked
 from protofed.runs.config.messages import refuse
 from protofed.runs.config.renames import renamed
@@ -30,7 +31,10 @@ def run(
     epochs: int = 5,
     batch_size: int = 64,
     optimizer: Optimizer = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5),  # noqa: B008, immutable
+    schedule: Schedule = ConstantRate(),  # noqa: B008, immutable
     fraction: float = 1.0,
+    full_last_round: bool = False,
+    slow_share: float = 0.0,
     minimum_replies: int = 1,
     weighting: Weighting = "examples",
     over_selection: float = 1.0,
@@ -63,9 +67,12 @@ def run(
         epochs=epochs,
         batch_size=batch_size,
         fraction=fraction,
+        full_last_round=full_last_round,
+        slow_share=slow_share,
         minimum_replies=minimum_replies,
         seed=seed,
         optimizer=optimizer,
+        schedule=schedule,
         weighting=weighting,
         over_selection=over_selection,
         deadline=deadline,

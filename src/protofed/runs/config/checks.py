@@ -30,6 +30,8 @@ def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _check_task_settings(task)
         if training is not None:
             yield from _check_replies(task, training)
+    if training is not None:
+        yield from _check_schedule(training)
     if method is not None and training is not None:
         yield from _check_method(method, training)
 
@@ -86,6 +88,13 @@ def _check_replies(task: TaskSettings, training: Training) -> Iterator[Problem]:
         what = f"is {training.minimum_replies}, but the task has only {count} clients: lower it"
         others = (("task", "num_clients"), ("task", "clients"))
         yield Problem(("training", "minimum_replies"), what, others)
+
+
+def _check_schedule(training: Training) -> Iterator[Problem]:
+    warmup = getattr(training.schedule, "warmup", 0)
+    if warmup > training.rounds:
+        what = f"is {warmup}, but the run has only {training.rounds} rounds: lower it"
+        yield Problem(("training", "schedule", "warmup"), what, (("training", "rounds"),))
 
 
 def _num_clients(task: TaskSettings) -> int | None:

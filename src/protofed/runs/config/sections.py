@@ -2,7 +2,8 @@
 
 [task]        name, and the settings of the task; a name may be `module:Class` for one of the user's own
 [method]      name, and the hyper-parameters of the method; likewise
-[training]    rounds, epochs, batch_size, fraction, minimum_replies, seed and others, and [training.optimizer]
+[training]    rounds, epochs, batch_size, fraction, minimum_replies, seed and others, [training.optimizer]
+              and [training.schedule]
 [uploads]     precision, clip
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
@@ -19,8 +20,9 @@ from annotated_types import Ge
 from protofed.api.method import Method
 from protofed.engine.federation import Training
 from protofed.methods import METHODS, bases_of
-from protofed.optim.optimizers import OPTIMIZERS
-from protofed.runs.config.recording import named_table, registered_name, settings, task_table
+from protofed.optim.optimizers import OPTIMIZERS, PLAIN
+from protofed.optim.schedules import SCHEDULES
+from protofed.runs.config.recording import named_table, settings, task_table
 from protofed.runs.config.schema import Problem, Problems, field_names, filled, joined, named, shown
 from protofed.runs.config.toml import Table
 from protofed.runs.runtime_choice import RuntimeSettings
@@ -83,6 +85,9 @@ def _plain(header: str, cls: type) -> Section:
     )
 
 
+IN_TRAINING: dict[str, Mapping[str, type[Any]]] = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}
+"""Sections inside [training], and the classes that `name` may name there."""
+
 SECTIONS: dict[str, Section] = {
     "task": Section(
         build=lambda table, registries: named(registries.tasks, table, "task"),
@@ -97,7 +102,7 @@ SECTIONS: dict[str, Section] = {
     "training": Section(
         build=lambda table, registries: _training(table),
         keys=lambda table, registries: _training_keys(table),
-        recorded=lambda training: {**settings(training), "optimizer": named_table(OPTIMIZERS, training.optimizer)},
+        recorded=lambda training: {**settings(training), **_inner_tables(training)},
     ),
     "uploads": _plain("uploads", UploadSettings),
     "runtime": _plain("runtime", RuntimeSettings),
@@ -126,27 +131,33 @@ def keys_of_sections(tree: Table, registries: Registries) -> dict[str, tuple[str
 def _training(table: Table) -> Training:
     values = dict(table)
     problems: list[Problem] = []
-    if "optimizer" in values:
-        try:
-            values["optimizer"] = _optimizer(values["optimizer"])
-        except Problems as error:
-            problems += error.all
-            del values["optimizer"]
+    for key, registry in IN_TRAINING.items():
+        if key in values:
+            try:
+                values[key] = _inner(key, registry, values[key])
+            except Problems as error:
+                problems += error.all
+                del values[key]
     return joined(problems, lambda: filled(Training, values, "training"))
 
 
-def _optimizer(table: Any) -> Any:
+def _inner(key: str, registry: Mapping[str, type[Any]], table: Any) -> Any:
     if isinstance(table, dict) and "name" not in table:
-        # without a name, the keys change the default optimiser
-        table = {**named_table(OPTIMIZERS, Training().optimizer), **table}
-    return _nested(OPTIMIZERS, table, "training.optimizer", lambda cls: ["sgd", "adam"])
+        table = {**_inner_tables(Training())[key], **table}  # without a name, the keys change the default
+    return _nested(registry, table, f"training.{key}", lambda cls: [*PLAIN])
+
+
+def _inner_tables(training: Training) -> dict[str, dict[str, Any]]:
+    return {key: named_table(registry, getattr(training, key)) for key, registry in IN_TRAINING.items()}
 
 
 def _training_keys(table: Table) -> dict[str, tuple[str, ...]]:
-    given = table.get("optimizer", {})
-    default = {"name": registered_name(OPTIMIZERS, Training().optimizer)}
-    optimizer = {**default, **(given if isinstance(given, Mapping) else {})}
-    return {"training": field_names(Training), "training.optimizer": _keys(OPTIMIZERS, optimizer)}
+    keys = {"training": field_names(Training)}
+    for key, default in _inner_tables(Training()).items():
+        given = table.get(key, {})
+        named_one = {"name": default["name"], **(given if isinstance(given, Mapping) else {})}
+        keys[f"training.{key}"] = _keys(IN_TRAINING[key], named_one)
+    return keys
 
 
 def _nested(registry: Mapping[str, type[T]], table: Any, where: str, bases: Callable[[type[T]], list[str]]) -> T:

@@ -116,7 +116,8 @@ class Lowering:
         trained = request.trained()
         device, steady = request.data.y.device, optimizer
         rate = torch.zeros(0, device=device)
-        if isinstance(optimizer, HasRate) and optimizer.for_round(1) != optimizer:  # it changes from round to round
+        changes = request.rate_changes or optimizer.for_round(1) != optimizer  # from round to round
+        if isinstance(optimizer, HasRate) and changes:
             rate, steady = torch.full((1,), optimizer.lr, device=device), optimizer.with_lr(1.0)
         inputs, has_rate = (rate, request.context), bool(len(rate))
         body = FitBody(
