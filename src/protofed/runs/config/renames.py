@@ -29,6 +29,7 @@ RENAMED = (
     Renamed(("training", "on_divergence"), value="halve", new="retry_half_lr"),
     Renamed(("task", "name"), value="own", new="custom"),
     Renamed(("task", "local_tests"), value="alike", new="proportional"),
+    Renamed(("method", "intra_weighting"), new="weighting"),
 )
 """All renames. A new one is added here and nowhere else."""
 
