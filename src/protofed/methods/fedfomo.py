@@ -18,7 +18,9 @@ Departures:
 5. Distances are over parameters. The authors' "l2" is the squared distance; here it is the distance, as in the paper.
    Statistics of BatchNorm are averaged with the same weights.
 6. A worth that is not finite is 0, so that a model in the same place as the baseline is worth nothing.
-7. With the trained model as the baseline the rule is that of FL-bench, which takes "l2", adds up worths as they are and
+7. What is added to the affinity in a round is divided by the sum of its absolute values; in the authors' code by the
+   absolute value of the sum, so that a round in which worths cancel outweighs all others.
+8. With the trained model as the baseline the rule is that of FL-bench, which takes "l2", adds up worths as they are and
    tests the model as trained.
 """
 
@@ -176,8 +178,8 @@ def mixing_weights(worth: Tensor) -> Tensor:
 
 
 def normalised(worth: Tensor) -> Tensor:
-    """The worths of a round, negative ones too, by the size of their sum: what is added to the affinity, (M,)."""
-    return worth / worth.sum().abs().clamp(min=1e-9)
+    """The worths of a round, negative ones too, by the sum of their sizes: what is added to the affinity, (M,)."""
+    return worth / worth.abs().sum().clamp(min=1e-9)
 
 
 def explored(worth: Tensor, client: int, size: int, chance: float, draws: torch.Generator) -> list[int]:
