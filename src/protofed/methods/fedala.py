@@ -80,10 +80,10 @@ class FedALA(GlobalModel[Mixing]):
     """s, the part of its examples, drawn anew in each round, from which a client learns the mixing."""
     mixed: Literal["classifier", "all"] = "classifier"
     """The layers that are mixed; the others are the global ones."""
-    mixed_layers: Annotated[int, Ge(0)] = 0
-    """p, how many layers are mixed, counted from the top; 0: those that `mixed` names."""
     threshold: NonNegative = 0.1
     """The standard deviation of the losses below which the mixing is learnt, when it is learnt for the first time."""
+    mixed_layers: Annotated[int, Ge(0)] = 0
+    """p, how many layers are mixed, counted from the top; 0: those that `mixed` names."""
 
     def init_memory(self, client: ClientContext, message: Weights) -> Mixing:
         trainable = client.networks.trainable

@@ -36,12 +36,12 @@ class FedAvgFT(GlobalModel[OwnWeights]):
     clients_use = "own models"
     fine_tuning_epochs: Annotated[int, Ge(1)] = 10
     """Passes of a client over its data in which it fine-tunes the global model."""
+    fine_tuned: Literal["all", "classifier"] = "all"
+    """The layers that are fine-tuned."""
     fine_tuning_lr: NonNegative = 0.0
     """The learning rate of the fine-tuning; 0: as configured."""
     fine_tuning_optimizer: OwnOptimizer = "configured"
     """What fine-tunes: the configured optimiser, or "sgd", without momentum and weight decay."""
-    fine_tuned: Literal["all", "classifier"] = "all"
-    """The layers that are fine-tuned."""
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return own_optimizer_errors("fine_tuning_lr", optimizer, self.fine_tuning_lr, self.fine_tuning_optimizer)
