@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.nn.networks import Model, Networks, Parts
+from protofed.optim.optimizers import Sgd
 from protofed.seeds import derive_seed
 from protofed.testing.checks import (
     CHECKS,
@@ -150,11 +151,11 @@ def trained_by_hand(
     fit: int = 0,
     epochs: int = TRAINING.epochs,
     trains: str = "*",
+    sgd: Sgd = TRAINING.optimizer,
 ) -> tuple[Params, list[tuple[Batch, Tensor]]]:
     """The plain torch loop that a fit must equal: the weights that it ends with, and each batch with its features."""
     parts = loaded(params, client, training=True)
     named = {f"{part}.{name}": p for part, module in parts.items() for name, p in module.named_parameters()}
-    sgd = TRAINING.optimizer
     optimizer = torch.optim.SGD(
         [p for name, p in named.items() if fnmatchcase(name, trains)],
         lr=sgd.lr,

@@ -9,6 +9,7 @@ from torch import Tensor
 from methods.conformance import (
     CHECKS,
     TASK,
+    TRAINING,
     after,
     assert_close,
     assert_same,
@@ -26,6 +27,7 @@ from protofed.methods.ditto import Ditto
 from protofed.methods.families import OwnWeights
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Sgd
 from protofed.tree import Params
 
 METHOD = Ditto(proximal_weight=0.6)
@@ -66,6 +68,23 @@ def test_the_own_model_goes_on_from_itself_held_to_the_reference(method: Ditto) 
     assert_close(reply.memory.params, expected, "the own model", within=1e-5)
     globally, _ = trained_by_hand(received, "ann", mean_cross_entropy, round=1)
     assert_close(reply.upload.params, globally, "what is sent", within=1e-5)
+
+
+OWN_TRAINING = Ditto(proximal_weight=0.6, personal_epochs=3, personal_lr=0.2, personal_optimizer="sgd")
+
+
+def test_the_own_model_may_train_with_epochs_rate_and_optimiser_of_its_own() -> None:
+    state = usual(METHOD, 1)
+    own, received = state.memories["ann"].params, state.server.params
+    reply = reply_of(federation(OWN_TRAINING), state, "ann")
+    expected, _ = trained_by_hand(own, "ann", held_to(received), round=1, fit=1, epochs=3, sgd=Sgd(lr=0.2))
+    assert_close(reply.memory.params, expected, "the own model", within=1e-5)
+    assert_same(reply.upload, reply_of(federation(METHOD), state, "ann").upload, "what is sent")
+
+
+def test_what_the_configuration_says_may_be_said_again() -> None:
+    again = Ditto(proximal_weight=0.6, personal_epochs=TRAINING.epochs, personal_lr=TRAINING.optimizer.lr)
+    assert_same(usual(again, 2).memories["ann"], usual(METHOD, 2).memories["ann"], "the own model")
 
 
 def test_the_penalty_on_numbers_and_not_on_statistics() -> None:

@@ -27,7 +27,7 @@ from protofed.api.method import Method
 from protofed.api.requests import Fit
 from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.methods.families import Weights
-from protofed.methods.fedala import Bounded, FedALA, Mixing, drawn, is_steady, mixture
+from protofed.methods.fedala import Bounded, FedALA, Mixing, drawn, is_steady, last_layers, mixture
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model
 from protofed.runtimes.sequential import Sequential
@@ -36,9 +36,10 @@ from protofed.tree import Params
 
 METHOD = FedALA()
 ALL = FedALA(mixed="all")
+TWO = FedALA(mixed_layers=2)
 
 
-@pytest.mark.parametrize("method", [METHOD, ALL], ids=repr)
+@pytest.mark.parametrize("method", [METHOD, ALL, TWO], ids=repr)
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check: Callable[[Method], None], method: FedALA) -> None:
     check(method)
@@ -170,6 +171,34 @@ def test_shares_cover_the_classifier_or_all_parameters_start_at_1_and_stay_in_ra
         assert any((share < 1).any() for share in memory.shares.values())
         first = method.init_memory(local, message)
         assert all((share == 1).all() for share in first.shares.values())
+
+
+def test_layers_are_counted_from_the_top_and_have_all_their_parameters() -> None:
+    names = ("features.0.weight", "features.0.bias", "features.1.weight", "classifier.weight", "classifier.bias")
+    with_projection = (*names, "projection.0.weight", "projection.2.weight")  # built last, but below the classifier
+    assert last_layers(names, 1) == names[3:]
+    assert last_layers(names, 2) == names[2:]
+    assert last_layers(names, 3) == last_layers(names, 9) == names
+    assert last_layers(with_projection, 2) == (*names[3:], "projection.2.weight")
+    assert last_layers(with_projection, 4) == (*names[2:], *with_projection[5:])
+
+
+def test_so_many_of_the_last_layers_are_mixed() -> None:
+    """The small network has a convolution, a BatchNorm and a classifier."""
+    batch_norm = {"features.1.weight", "features.1.bias"}
+    local, message, memory = in_round(TWO, 2)
+    assert memory.shares.keys() == {"classifier.weight", "classifier.bias"} | batch_norm
+    *_, (last, _) = asked(TWO.train(local, message, memory))
+    mixed = {name for name in memory.shares if not torch.equal(last.params[name], message.params[name])}
+    assert mixed & batch_norm
+    body = [name for name in message.params if name.startswith("features.0")]
+    assert_same(tree.select(last.params, body), tree.select(message.params, body), "what is not mixed")
+
+
+@pytest.mark.parametrize(("count", "same"), [(1, METHOD), (3, ALL), (9, ALL)])
+def test_the_classifier_and_all_layers_can_be_counted_too(count: int, same: FedALA) -> None:
+    found = after(3, federation(FedALA(mixed_layers=count)))
+    assert_same(found.server, usual(same, 3).server, "three rounds")
 
 
 def test_added_terms_do_not_see_shares_in_the_place_of_weights() -> None:

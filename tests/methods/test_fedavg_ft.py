@@ -23,6 +23,7 @@ from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedavg_ft import FedAvgFT
 from protofed.nn.networks import matching, without
+from protofed.optim.optimizers import Sgd
 from protofed.runtimes.sequential import Sequential
 
 METHOD = FedAvgFT(fine_tuning_epochs=3)
@@ -52,6 +53,17 @@ def test_a_client_fine_tunes_what_it_received(method: FedAvgFT, trains: str) -> 
     assert_close(reply.memory.params, expected, "the fine-tuned model", within=1e-5)
     sent, _ = trained_by_hand(received, "ann", mean_cross_entropy, round=1)
     assert_close(reply.upload.params, sent, "what is sent", within=1e-5)
+
+
+def test_a_client_may_fine_tune_with_a_rate_and_an_optimiser_of_its_own() -> None:
+    method = FedAvgFT(fine_tuning_epochs=3, fine_tuning_lr=0.2, fine_tuning_optimizer="sgd")
+    state = usual(METHOD, 1)
+    reply = reply_of(federation(method), state, "ann")
+    expected, _ = trained_by_hand(
+        state.server.params, "ann", mean_cross_entropy, round=1, fit=1, epochs=3, sgd=Sgd(lr=0.2)
+    )
+    assert_close(reply.memory.params, expected, "the fine-tuned model", within=1e-5)
+    assert_same(reply.upload, reply_of(federation(METHOD), state, "ann").upload, "what is sent")
 
 
 def test_only_the_head_is_fine_tuned_if_so_set() -> None:

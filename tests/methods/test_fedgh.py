@@ -19,6 +19,7 @@ from methods.conformance import (
     TASK,
     after,
     assert_close,
+    assert_finite,
     assert_same,
     batch_of,
     federation,
@@ -28,11 +29,13 @@ from methods.conformance import (
     mean_cross_entropy,
     reply_of,
     small_network,
+    small_task,
     trained_by_hand,
     usual,
 )
 from protofed.api.method import Method
 from protofed.api.task import ClientId, TaskSpec
+from protofed.errors import BadInput
 from protofed.methods._shared.models import HEAD
 from protofed.methods.families import Weights
 from protofed.methods.fedgh import FedGH, header_loss, pairs
@@ -46,6 +49,15 @@ class Projected(FedGH):
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         parts = spec.model(client)
         return {**parts, "projection": nn.Linear(FEATURES, 6), "classifier": nn.Linear(6, CLASSES)}
+
+
+@dataclass(frozen=True)
+class Normalised(FedGH):
+    """Its projection has BatchNorm over features."""
+
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        projection = nn.Sequential(nn.Linear(FEATURES, 6), nn.BatchNorm1d(6), nn.ReLU())
+        return {**spec.model(client), "projection": projection, "classifier": nn.Linear(6, CLASSES)}
 
 
 SETTINGS = [FedGH(), FedGH(inference="global", header_batch=4, header_epochs=3), Projected()]
@@ -121,6 +133,28 @@ def test_behind_a_projection_both_are_the_header() -> None:
     before, found = (usual(Projected(), rounds).server.params for rounds in (1, 2))
     assert found.keys() == {"projection.weight", "projection.bias", "classifier.weight", "classifier.bias"}
     assert not torch.equal(found["projection.weight"], before["projection.weight"])
+
+
+def test_a_header_with_batchnorm_and_steps_of_one_class_mean_is_refused_before_the_run() -> None:
+    with pytest.raises(BadInput, match=r"method\.header_batch: the header has BatchNorm, .* set it to 2 or more"):
+        federation(Normalised())
+    federation(Projected())  # without BatchNorm one is enough
+
+
+def test_a_header_with_batchnorm_trains_on_two_class_means_at_a_time() -> None:
+    method = Normalised(header_batch=2)
+    state = after(2, federation(method))
+    assert not state.failures
+    before, found = usual(method, 1).server.params, state.server.params
+    for name in ("projection.0.weight", "projection.1.weight", "projection.1.running_mean", "classifier.weight"):
+        assert not torch.equal(before[name], found[name]), name
+
+
+def test_a_single_class_mean_does_not_fail_with_batchnorm() -> None:
+    """Batches are filled with rows that there are, here with the same one."""
+    state = after(2, federation(Normalised(header_batch=2), small_task({"ann": [1, 1, 1]})))
+    assert not state.failures
+    assert_finite(state.server, "the header")
 
 
 # ---- the client

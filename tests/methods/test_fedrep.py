@@ -22,6 +22,7 @@ from protofed.api.requests import Fit
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.fedrep import FedRep
 from protofed.nn.networks import matching, without
+from protofed.optim.optimizers import Sgd
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 
@@ -74,6 +75,18 @@ def test_both_phases_are_plain_torch_with_one_part_frozen() -> None:
     assert_close(reply.upload.params, without(second, CLASSIFIER), "the body", within=1e-5)
     assert_close(reply.memory.params, matching(second, CLASSIFIER), "the head", within=1e-5)
     assert all_differ(matching(first, STATISTICS), start)
+
+
+def test_the_head_may_train_with_a_rate_and_an_optimiser_of_its_own() -> None:
+    method = FedRep(head_epochs=3, head_lr=0.2, head_optimizer="sgd")
+    start, _ = phases(FEDREP)
+    first, _ = trained_by_hand(
+        start, "ann", mean_cross_entropy, round=1, fit=0, epochs=3, trains="classifier.*", sgd=Sgd(lr=0.2)
+    )
+    second, _ = trained_by_hand(first, "ann", mean_cross_entropy, round=1, fit=1, trains="features.*")
+    reply = reply_of(federation(method), usual(FEDREP, 1), "ann")
+    assert_close(reply.memory.params, matching(second, CLASSIFIER), "the head", within=1e-5)
+    assert_close(reply.upload.params, without(second, CLASSIFIER), "the body, as configured", within=1e-5)
 
 
 def test_the_head_is_in_no_message_and_no_upload() -> None:

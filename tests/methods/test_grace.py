@@ -1,6 +1,7 @@
 """GRACE: the client's two-step objective as reconstructed, and the server's mean by agreement."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
@@ -8,13 +9,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from methods.conformance import (
     CHECKS,
+    FEATURES,
     TASK,
     TRAINING,
+    after,
     assert_close,
+    assert_finite,
     assert_same,
     batch_of,
     federation,
@@ -24,11 +28,13 @@ from methods.conformance import (
     usual,
 )
 from protofed.api.method import Method
+from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, batch_at, training_plan
 from protofed.errors import BadInput
 from protofed.methods.families import Weights, WeightUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.grace import GRACE, agreement, coral, covariance, halves, stepped
+from protofed.nn.networks import Parts
 from protofed.tree import Nothing, Params
 
 SETTINGS = [GRACE(), GRACE(alignment_weight=0.0, server_rate=0.5)]
@@ -136,6 +142,29 @@ def test_rows_that_fill_the_batch_stand_in_for_a_second_half() -> None:
 def test_batches_that_cannot_be_halved_are_refused() -> None:
     with pytest.raises(BadInput, match="batch size of at least 2"):
         halves(batch_of([[1.0]], [0]))
+
+
+@dataclass(frozen=True)
+class Normalised(GRACE):
+    """Its features go through BatchNorm over features, which sees one value in each row."""
+
+    def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
+        parts = spec.model(client)
+        return {**parts, "features": nn.Sequential(parts["features"], nn.BatchNorm1d(FEATURES))}
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_halves_of_one_row_are_refused_before_the_run_where_batchnorm_needs_two(batch_size: int) -> None:
+    with pytest.raises(BadInput, match=r"training\.batch_size: GRACE halves .* set it to 4 or more"):
+        federation(Normalised(), batch_size=batch_size)
+    state = after(1, federation(GRACE(), batch_size=batch_size))  # BatchNorm over images has many values in each row
+    assert not state.failures
+
+
+def test_halves_of_two_rows_are_enough_for_batchnorm() -> None:
+    state = after(2, federation(Normalised(), batch_size=4))
+    assert not state.failures
+    assert_finite(state.server, "the weights")
 
 
 def test_covariance_is_of_the_rows_that_count() -> None:

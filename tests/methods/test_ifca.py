@@ -1,7 +1,8 @@
 """IFCA: clients choose the model of the lowest loss, and each model is the mean over those who chose it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import log
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ from protofed.api.method import Method
 from protofed.methods._shared.losses import summed_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked
 from protofed.methods.families import Weights
-from protofed.methods.ifca import IFCA, Choice, ClusterUpload
+from protofed.methods.ifca import IFCA, Choice, ClusterUpload, LowestLoss
+from protofed.runtimes.base import Failure, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 
@@ -36,7 +38,10 @@ METHOD = IFCA()
 BY_EXAMPLES = IFCA(num_clusters=2, weighting="examples")
 
 
-@pytest.mark.parametrize("method", [METHOD, BY_EXAMPLES], ids=repr)
+RESTARTED = IFCA(num_clusters=2, restarts=3)
+
+
+@pytest.mark.parametrize("method", [METHOD, BY_EXAMPLES, RESTARTED], ids=repr)
 @pytest.mark.parametrize("check", CHECKS)
 def test_conformance(check: Callable[[Method], None], method: IFCA) -> None:
     check(method)
@@ -90,6 +95,64 @@ def test_models_start_apart_and_the_first_from_the_common_weights() -> None:
     assert len(starts) == 4
     again = METHOD.init_server(federation(METHOD).server_context(0, "setup"))
     assert_same(server, again, "the models of one seed")
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "examples"])
+@pytest.mark.parametrize("seed", [3, 4, 5, 6])
+def test_of_several_starts_the_one_of_the_lowest_mean_loss_is_kept(seed: int, weighting: Any) -> None:
+    """Against plain torch: every client's lowest loss in each set, and their mean."""
+    of = federation(IFCA(num_clusters=2, restarts=4, weighting=weighting), seed=seed)
+    central, start = of.server_context(0, "setup"), of.start()
+    sets = [of.method.initial(central, restart).params for restart in range(4)]
+    counts = dict.fromkeys(SIZES, 1) if weighting == "uniform" else SIZES
+    means = []
+    for models in sets:
+        lowest = {c: min(loss_by_hand(entry(models, k), c) for k in range(2)) for c in SIZES}
+        means.append(sum(counts[c] * lowest[c] for c in SIZES) / sum(counts.values()))
+    assert_same(start.server.params, sets[means.index(min(means))], "the models that are kept")
+    assert len({fingerprint(models["features.0.weight"])[""] for models in sets}) == 4
+
+
+def test_the_kept_start_is_not_always_the_first() -> None:
+    """Or the test above could not fail."""
+    kept = set()
+    for seed in (3, 4, 5, 6):
+        of = federation(IFCA(num_clusters=2, restarts=4), seed=seed)
+        start, central = fingerprint(of.start().server), of.server_context(0, "setup")
+        kept |= {r for r in range(4) if fingerprint(of.method.initial(central, r)) == start}
+    assert len(kept) > 1
+
+
+def test_means_of_losses_on_numbers() -> None:
+    replies = [LowestLoss(torch.tensor(loss), torch.tensor(n)) for loss, n in ((1.0, 3), (5.0, 1))]
+    # (1 + 5) / 2, and (3 · 1 + 1 · 5) / 4
+    assert IFCA(weighting="uniform").mean_loss(replies) == 3.0
+    assert IFCA(weighting="examples").mean_loss(replies) == 2.0
+
+
+def test_with_one_start_nobody_is_asked_before_the_first_round() -> None:
+    state = federation(IFCA(restarts=1)).start()
+    assert state.receipts == {}
+    assert federation(RESTARTED).start().receipts.keys() == TASK.clients.keys()
+
+
+def test_starts_are_compared_by_the_clients_that_replied_to_all() -> None:
+    """A client that fails while the second set is tried is left out of the means of both."""
+
+    class Failing(Sequential):
+        def run(self, jobs: Any) -> Iterator[Any]:
+            for job in jobs:
+                if job.client == "ann" and job.ticket.call == 2:
+                    yield "ann", Failure("ann", Reason.CLIENT_ERROR, "told to")
+                else:
+                    yield from super().run([job])
+
+    of = federation(IFCA(num_clusters=2, restarts=2, weighting="uniform"), runtime=Failing())
+    start, central = of.start(), of.server_context(0, "setup")
+    assert [failure.client for failure in start.failures] == ["ann"]
+    sets, others = [of.method.initial(central, r).params for r in range(2)], [c for c in SIZES if c != "ann"]
+    means = [sum(min(loss_by_hand(entry(m, k), c) for k in range(2)) for c in others) for m in sets]
+    assert_same(start.server.params, sets[means.index(min(means))], "the models that are kept")
 
 
 def test_a_client_has_the_newest_version_of_its_model() -> None:

@@ -7,8 +7,9 @@ Sends: weights. Keeps: the weights it trained last, and how much of the global o
 Server: mean weighted by the number of examples.
 
 Departures:
-1. The mixture covers the classifier, as in the authors' code, or all layers (a setting); the paper counts layers from
-   the top.
+1. The mixture covers the classifier, as with the defaults of the authors' code, all layers, or so many of the last ones
+   (settings). A layer is what has parameters of its own, one of normalisation too; the paper counts a ResNet by blocks,
+   and the authors' code counts single tensors.
 2. When a client learns the mixing for the first time, it passes over the drawn examples until the standard deviation of
    the last ten losses is below the threshold, as in the authors' code, but no more than 100 times, which that code does
    not limit.
@@ -23,7 +24,7 @@ from statistics import pstdev
 from typing import Annotated, Literal, Self
 
 import torch
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 from torch import Tensor
 
 from protofed import tree
@@ -41,6 +42,8 @@ from protofed.tree import Nothing, Params, record
 
 WINDOW = 10
 MOST_PASSES = 100
+PARTS_ABOVE = {"projection": 1, "classifier": 2}
+"""The parts that lie above the features, in their order."""
 
 
 @record
@@ -76,16 +79,17 @@ class FedALA(GlobalModel[Mixing]):
     mixing_data: Annotated[float, Interval(gt=0, le=1)] = 0.8
     """s, the part of its examples, drawn anew in each round, from which a client learns the mixing."""
     mixed: Literal["classifier", "all"] = "classifier"
-    """p, the layers that are mixed; the others are the global ones."""
+    """The layers that are mixed; the others are the global ones."""
     threshold: NonNegative = 0.1
     """The standard deviation of the losses below which the mixing is learnt, when it is learnt for the first time."""
-
-    @property
-    def mixed_layers(self) -> Patterns:
-        return CLASSIFIER if self.mixed == "classifier" else ("*",)
+    mixed_layers: Annotated[int, Ge(0)] = 0
+    """p, how many layers are mixed, counted from the top; 0: those that `mixed` names."""
 
     def init_memory(self, client: ClientContext, message: Weights) -> Mixing:
-        mixed = matching(tree.select(message.params, client.networks.trainable), self.mixed_layers)
+        trainable = client.networks.trainable
+        patterns = CLASSIFIER if self.mixed == "classifier" else ("*",)
+        names = last_layers(trainable, self.mixed_layers) if self.mixed_layers else patterns
+        mixed = matching(tree.select(message.params, trainable), names)
         return Mixing(message.params, tree.map(torch.ones_like, mixed), torch.tensor(0))
 
     def local_weights(self, message: Weights, memory: Mixing) -> Params:
@@ -116,7 +120,7 @@ class FedALA(GlobalModel[Mixing]):
     async def one_pass(self, client: ClientContext, message: Weights, memory: Mixing, data: Data) -> Mixing:
         """One pass in which the shares descend the loss of the mixture."""
         params = await client.fit(
-            Objective(self.mixing_loss, trains=self.mixed_layers),
+            Objective(self.mixing_loss, trains=tuple(memory.shares)),
             params={**message.params, **memory.shares},
             context=(message, memory),
             epochs=1,
@@ -130,6 +134,13 @@ class FedALA(GlobalModel[Mixing]):
         shares = tree.select(model.params, list(memory.shares))
         params = {**model.params, **mixture(message, memory, shares)}
         return batch.cross_entropy(model.at(params).logits(batch.x))
+
+
+def last_layers(names: tuple[str, ...], count: int) -> Patterns:
+    """The parameters of the last layers, in the order in which the network's parts define them."""
+    from_below = sorted(names, key=lambda name: PARTS_ABOVE.get(name.partition(".")[0], 0))
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in from_below))
+    return tuple(name for name in names if name.rpartition(".")[0] in layers[-count:])
 
 
 def mixture(message: Weights, memory: Mixing, shares: Params) -> Params:

@@ -20,10 +20,13 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from protofed.api.contexts import ClientContext, Reply
-from protofed.api.method import Clients
+from protofed.api.method import Clients, NonNegative, SettingErrors
 from protofed.api.requests import Objective
+from protofed.api.task import TaskSpec
 from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods._shared.own_training import OwnOptimizer, own_optimizer, own_optimizer_errors
 from protofed.methods.families import GlobalModel, OwnWeights, Weights, WeightUpload
+from protofed.optim.optimizers import Optimizer
 from protofed.tree import Nothing, Params
 
 
@@ -35,6 +38,13 @@ class FedAvgFT(GlobalModel[OwnWeights]):
     """Passes of a client over its data in which it fine-tunes the global model."""
     fine_tuned: Literal["all", "classifier"] = "all"
     """The layers that are fine-tuned."""
+    fine_tuning_lr: NonNegative = 0.0
+    """The learning rate of the fine-tuning; 0: as configured."""
+    fine_tuning_optimizer: OwnOptimizer = "configured"
+    """What fine-tunes: the configured optimiser, or "sgd", without momentum and weight decay."""
+
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        return own_optimizer_errors("fine_tuning_lr", optimizer, self.fine_tuning_lr, self.fine_tuning_optimizer)
 
     def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
         return OwnWeights(message.params)
@@ -52,9 +62,13 @@ class FedAvgFT(GlobalModel[OwnWeights]):
     async def fine_tune(
         self, client: ClientContext, message: Weights, memory: OwnWeights
     ) -> Reply[Nothing, OwnWeights]:
-        objective = Objective(self.loss, trains=("*",) if self.fine_tuned == "all" else CLASSIFIER)
-        epochs = self.fine_tuning_epochs
-        params = await client.fit(objective, params=message.params, context=(message, memory), epochs=epochs)
+        params = await client.fit(
+            Objective(self.loss, trains=("*",) if self.fine_tuned == "all" else CLASSIFIER),
+            params=message.params,
+            context=(message, memory),
+            epochs=self.fine_tuning_epochs,
+            optimizer=own_optimizer(client.optimizer, self.fine_tuning_lr, self.fine_tuning_optimizer),
+        )
         return Reply(Nothing(), OwnWeights(params))
 
     def finish(self, state: Weights, clients: Clients) -> Weights:

@@ -11,12 +11,13 @@ Departures:
 2. The header is all that lies behind the features: the classifier, and the part `projection` where there is one.
 3. Class means are over all examples of the class, in evaluation mode; the authors' code averages means of batches.
 4. The server goes through the class means in a drawn order, one at a time as in the paper; larger batches and further
-   passes are settings.
+   passes are settings. A header with BatchNorm needs larger ones, and has the statistics of class means then.
 5. A client predicts with the header that it trained, as in the authors' code; with the one that the server sends now is
    a setting.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
@@ -24,15 +25,15 @@ from annotated_types import Ge
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, Positive, Uploads
+from protofed.api.method import Method, Positive, SettingErrors, Uploads
 from protofed.api.requests import Objective
-from protofed.api.task import ClientId
+from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.methods._shared.losses import cross_entropy
-from protofed.methods._shared.models import HEAD
+from protofed.methods._shared.models import HEAD, needs_two_rows
 from protofed.methods.families import OwnWeights, Weights
 from protofed.nn.networks import Model, matching
-from protofed.optim.optimizers import Sgd
+from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import Prototypes
 from protofed.tree import Params
@@ -51,6 +52,12 @@ class FedGH(Method[Weights, Weights, OwnWeights, Prototypes]):
     """Whose header a client predicts with: the one that it trained last, or the one that the server sends now."""
 
     private = ("*",)
+
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        if spec is None or self.header_batch > 1:
+            return
+        if needs_two_rows(spec, partial(self.networks, spec, min(spec.clients)), behind_features=True):
+            yield "header_batch", "the header has BatchNorm, which needs two class means in a step: set it to 2 or more"
 
     def init_server(self, server: ServerContext) -> Weights:
         return Weights(matching(server.initial_params(), HEAD))

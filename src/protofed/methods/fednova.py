@@ -3,50 +3,78 @@
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization,
 NeurIPS 2020.
 
-Sends: weights, and its effective number of local steps. Keeps: nothing. Server: mean of the normalised updates,
-weighted by the number of examples, and as many steps along it as clients took on average.
+Sends: weights, its effective number of local steps, and how many it took. Keeps: nothing. Server: mean of the
+normalised updates, weighted by the number of examples, and as many steps along it as clients took on average; with
+momentum it also keeps a running sum of these updates.
 
 Departures:
-1. The paper leaves the effective number of steps open; it is the mean of the clients' ‖a‖₁ weighted by examples, as in
-   the authors' code. When all clients take equally many steps, the method is FedAvg but for rounding.
+1. The paper leaves the effective number of steps open; it is the mean of the clients' ‖a‖₁ weighted by examples, and
+   with a proximal term that of their numbers of steps, as in the authors' code. When all clients take equally many
+   steps and there is no such term, the method is FedAvg but for rounding.
 2. Every client trains for the configured number of epochs, so that numbers of steps differ as numbers of examples do;
    the paper also lets the epochs differ.
-3. Nesterov's momentum has the vector a that follows from its steps. Weight decay and clipping are part of the gradient.
-4. The paper's variants with a proximal term, with variance reduction and with momentum at the server are left out.
-5. The statistics of BatchNorm, which the paper does not consider, are averaged.
+3. Nesterov's momentum, and momentum together with a proximal term, have the vector a that follows from their steps; for
+   the latter the authors' code has another number. Weight decay and clipping are part of the gradient.
+4. The paper's variant with variance reduction is left out.
+5. The statistics of BatchNorm, which the paper does not consider, are averaged, without momentum.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
+from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import SettingErrors
-from protofed.api.task import TaskSpec
-from protofed.methods._shared.control_variates import effective_steps, needs_sgd
-from protofed.methods.families import PublicWeights, Summands, Totals, Weights, WeightUpload
+from protofed.api.method import NonNegative, SettingErrors
+from protofed.api.task import ClientId, TaskSpec
+from protofed.data.batches import Batch
+from protofed.methods._shared.control_variates import effective_steps, needs_sgd, num_steps, rate_in_round, zeros
+from protofed.methods.families import Summands, Totals, Weights, WeightSharing, WeightUpload
+from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
-from protofed.tree import Nothing, record
+from protofed.tree import Nothing, Params, record
+
+
+@record
+class WithVelocity(Weights):
+    velocity: Params  # of the parameters, as a gradient, float64; empty without momentum
 
 
 @record
 class NormalisedUpload(WeightUpload):
     steps: Tensor  # (), float64, ‖a‖₁, the effective number of local steps
+    taken: Tensor  # (), float64, τ, how many steps these were
 
 
 @dataclass(frozen=True)
-class FedNova(PublicWeights[Weights, Nothing, NormalisedUpload]):
+class FedNova(WeightSharing[WithVelocity, Weights, Nothing, NormalisedUpload]):
     tags = ("global",)
+    proximal_weight: NonNegative = 0.0
+    """μ, how strongly a client is held to the received weights, as in FedProx. The learning rate times it must be
+    below 1."""
+    server_momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    """γ, how much of the server's last update is taken once more."""
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("FedNova", optimizer)
 
-    def init_server(self, server: ServerContext) -> Weights:
-        return Weights(server.initial_params())
+    def init_server(self, server: ServerContext) -> WithVelocity:
+        params = server.initial_params()
+        names = server.networks.trainable if self.server_momentum else ()
+        return WithVelocity(params, tree.map(torch.Tensor.double, zeros(params, names)))
 
-    def upload_spec(self, state: Weights, server: ServerContext) -> NormalisedUpload:
-        return NormalisedUpload(state.params, torch.tensor(0), torch.tensor(0.0, dtype=torch.float64))
+    def message_for(self, state: WithVelocity, client: ClientId) -> Weights:
+        return Weights(state.params)
+
+    def public(self, state: WithVelocity) -> tuple[Params, Weights] | None:
+        return state.params, Weights(state.params)
+
+    def upload_spec(self, state: WithVelocity, server: ServerContext) -> NormalisedUpload:
+        number = torch.tensor(0.0, dtype=torch.float64)
+        return NormalisedUpload(state.params, torch.tensor(0), number, number)
 
     def summand(self, upload: NormalisedUpload, message: Weights) -> Summands:
         """The upload, and its update divided by the effective number of steps."""
@@ -54,14 +82,27 @@ class FedNova(PublicWeights[Weights, Nothing, NormalisedUpload]):
         direction = {name: (leaf.double() - message.params[name]) / steps for name, leaf in upload.params.items()}
         return {**super().summand(upload, message), "direction": (direction, self.weight_of(upload.num_examples))}
 
-    def from_sum(self, state: Weights, totals: Totals, server: ServerContext) -> Weights:
+    def from_sum(self, state: WithVelocity, totals: Totals, server: ServerContext) -> WithVelocity:
         mean: NormalisedUpload = totals["upload"].value()
-        direction = totals["direction"].value()
-        delta = {name: mean.steps * direction[name] for name in server.networks.trainable}
+        direction, velocity = totals["direction"].value(), state.velocity
+        steps = mean.taken if self.proximal_weight else mean.steps
+        delta = {name: steps * direction[name] for name in server.networks.trainable}
+        if self.server_momentum:
+            lr = rate_in_round(server.optimizer, server.round, "FedNova")
+            velocity = {name: self.server_momentum * velocity[name] + leaf / lr for name, leaf in delta.items()}
+            delta = {name: lr * leaf for name, leaf in velocity.items()}
         stepped = {name: (state.params[name] + leaf).to(state.params[name].dtype) for name, leaf in delta.items()}
-        return Weights({**mean.params, **stepped})
+        return WithVelocity({**mean.params, **stepped}, velocity)
+
+    def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
+        """The local objective: cross-entropy, and the proximal term if there is one."""
+        loss = super().loss(model, batch, message, memory)
+        if not self.proximal_weight:
+            return loss
+        return loss + self.proximal_weight / 2 * tree.squared_distance(model.trainable, message.params)
 
     async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[NormalisedUpload, Nothing]:
         params = await self.trained(client, message, memory)
-        steps = torch.tensor(effective_steps(client, "FedNova"), dtype=torch.float64)
-        return Reply(NormalisedUpload(params, client.num_examples, steps), memory)
+        steps = effective_steps(client, "FedNova", self.proximal_weight)
+        numbers = (torch.tensor(number, dtype=torch.float64) for number in (steps, num_steps(client)))
+        return Reply(NormalisedUpload(params, client.num_examples, *numbers), memory)

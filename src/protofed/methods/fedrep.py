@@ -18,10 +18,14 @@ from typing import Annotated
 from annotated_types import Ge
 
 from protofed.api.contexts import ClientContext, Reply
+from protofed.api.method import NonNegative, SettingErrors
 from protofed.api.requests import Objective
+from protofed.api.task import TaskSpec
 from protofed.methods._shared.models import CLASSIFIER
+from protofed.methods._shared.own_training import OwnOptimizer, own_optimizer, own_optimizer_errors
 from protofed.methods.families import OwnWeights, PartSharing, Weights, WeightUpload
 from protofed.nn.networks import without
+from protofed.optim.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,15 @@ class FedRep(PartSharing):
     tags = ("personal",)
     head_epochs: Annotated[int, Ge(1)] = 10
     """τ in Alg. 1: epochs that the head trains for before the body does."""
+    head_lr: NonNegative = 0.0
+    """The learning rate of the head; 0: as configured."""
+    head_optimizer: OwnOptimizer = "configured"
+    """What the head trains with: the configured optimiser, or "sgd", without momentum and weight decay."""
 
     private = CLASSIFIER
+
+    def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
+        return own_optimizer_errors("head_lr", optimizer, self.head_lr, self.head_optimizer)
 
     async def train(
         self, client: ClientContext, message: Weights, memory: OwnWeights
@@ -38,7 +49,11 @@ class FedRep(PartSharing):
         """The client's update of Alg. 1: the head, then the body."""
         params = self.local_weights(message, memory)
         params = await client.fit(
-            Objective(self.loss, trains=CLASSIFIER), params=params, context=(message, memory), epochs=self.head_epochs
+            Objective(self.loss, trains=CLASSIFIER),
+            params=params,
+            context=(message, memory),
+            epochs=self.head_epochs,
+            optimizer=own_optimizer(client.optimizer, self.head_lr, self.head_optimizer),
         )
         params = await client.fit(Objective(self.loss, freezes=CLASSIFIER), params=params, context=(message, memory))
         return Reply(WeightUpload(without(params, CLASSIFIER), client.num_examples), self.remember(params, memory))

@@ -22,6 +22,7 @@ Departures:
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ from protofed.api.method import NonNegative, Positive, SettingErrors, Uploads
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
 from protofed.errors import BadInput
-from protofed.methods._shared.models import own_statistics
+from protofed.methods._shared.models import needs_two_rows, own_statistics
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
@@ -55,6 +56,9 @@ class GRACE(GlobalModel[Nothing]):
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         if batch_size < 2:
             yield "training.batch_size", "GRACE halves its batches: set it to 2 or more"
+        elif batch_size < 4 and spec and needs_two_rows(spec, partial(self.networks, spec, min(spec.clients))):
+            why = "GRACE halves its batches, and this network has a BatchNorm that needs two rows: set it to 4 or more"
+            yield "training.batch_size", why
 
     def aggregate(self, state: Weights, uploads: Uploads[WeightUpload], server: ServerContext) -> Weights:
         """The mean by numbers of examples and agreement, which needs all updates side by side."""

@@ -21,19 +21,43 @@ def needs_sgd(method: str, optimizer: Optimizer) -> SettingErrors:
         yield "training.optimizer.name", f"{method} is defined for clients that train with sgd, not {kind}: take sgd"
 
 
-def effective_steps(client: ClientContext, method: str) -> float:
+def effective_steps(client: ClientContext, method: str, proximal_weight: float = 0.0) -> float:
     """‖a‖₁, the effective number of local steps: how often gradients are added up in a client's update.
 
-    With momentum ρ a gradient that is followed by k − 1 others is added 1 + ρ + … + ρᵏ⁻¹ times.
+    With momentum ρ a gradient that is followed by k − 1 others is added 1 + ρ + … + ρᵏ⁻¹ times. A proximal term takes
+    back a part of it, the learning rate times μ, in every later step.
     """
-    sgd = _sgd(client.optimizer, method)
-    steps = client.epochs * ceil(len(client.data) / client.batch_size)
+    sgd, steps = _sgd(client.optimizer, method), num_steps(client)
+    if proximal_weight:
+        pull = proximal_weight * rate_in_round(client.optimizer, client.round, method)
+        return sum(abs(left) for left in _left_of_a_gradient(sgd, pull, steps))
     return sum((1 - sgd.momentum ** (k + sgd.nesterov)) / (1 - sgd.momentum) for k in range(1, steps + 1))
+
+
+def _left_of_a_gradient(sgd: Sgd, pull: float, steps: int) -> list[float]:
+    """How much of one gradient is in the update after each of so many steps, of which the first took it."""
+    velocity, moved, found = 0.0, 0.0, list[float]()
+    for k in range(steps):
+        gradient = (k == 0) - pull * moved
+        velocity = sgd.momentum * velocity + gradient
+        moved += gradient + sgd.momentum * velocity if sgd.nesterov else velocity
+        found.append(moved)
+    return found
+
+
+def num_steps(client: ClientContext) -> int:
+    """τ, how many steps a client takes in a round."""
+    return client.epochs * ceil(len(client.data) / client.batch_size)
+
+
+def rate_in_round(optimizer: Optimizer, round: int, method: str) -> float:
+    """η, the learning rate of the clients in a round."""
+    return _sgd(optimizer, method).for_round(round).lr
 
 
 def mean_gradient(client: ClientContext, start: Params, end: Params, method: str) -> Params:
     """The mean of the gradients that led a client from `start` to `end`."""
-    scale = _sgd(client.optimizer, method).for_round(client.round).lr * effective_steps(client, method)
+    scale = rate_in_round(client.optimizer, client.round, method) * effective_steps(client, method)
     return {name: (start[name] - end[name]) / scale for name in client.networks.trainable}
 
 

@@ -1,7 +1,9 @@
 """What methods ask of a network beyond its scores."""
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed.api.contexts import ServerContext
 from protofed.api.task import TaskSpec
@@ -31,6 +33,27 @@ def embedding_dim(spec: TaskSpec, parts: Parts) -> int:
             z = parts["projection"].eval()(z)
     dim: int = z.shape[-1]
     return dim
+
+
+@torch.no_grad()
+def needs_two_rows(spec: TaskSpec, build: Callable[[], Parts], behind_features: bool = False) -> bool:
+    """Whether a network, or what lies behind its features, cannot train on a batch of one row. BatchNorm cannot where
+    it sees one value of a channel in each row."""
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        parts, x = build(), spec.input.blank()
+        layers = [parts[part] for part in ("features", "projection", "classifier") if part in parts]
+        if behind_features:
+            x = layers.pop(0).eval()(x)
+        network = nn.Sequential(*layers).train()
+        return not _takes(network, x) and _takes(network, x.repeat_interleave(2, 0))
+
+
+def _takes(network: nn.Module, x: Tensor) -> bool:
+    try:
+        network(x)
+    except ValueError:
+        return False
+    return True
 
 
 @torch.no_grad()
