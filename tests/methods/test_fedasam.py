@@ -53,7 +53,7 @@ def trained_sharpness_aware(params: Params, client: str, seed: int) -> Params:
             scales = {n: p.abs() + 0.2 if "weight" in n else torch.ones_like(p) for n, p in named.items()}
             norm = sum((scales[name] * p.grad).square().sum() for name, p in named.items()).sqrt()
             for name, p in named.items():
-                p.add_(0.7 * scales[name].square() * p.grad / norm)
+                p.add_(0.05 * scales[name].square() * p.grad / norm)
         optimizer.zero_grad()
         mean_cross_entropy(parts, parts["features"](batch.x), batch).backward()
         with torch.no_grad():
@@ -86,7 +86,7 @@ def test_without_a_neighbourhood_and_an_average_it_is_fedavg() -> None:
 
 def test_the_average_starts_after_three_quarters_of_the_rounds() -> None:
     # Of 8 rounds the first 6 are three quarters: the models of rounds 7 and 8 are averaged.
-    of = federation(FedASAM(), rounds=8)
+    of = federation(FedASAM(averaging=True), rounds=8)
     states = [of.start()]
     for _ in range(8):
         states.append(of.advance(states[-1]))

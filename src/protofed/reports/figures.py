@@ -61,6 +61,7 @@ def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline = 
     axis.set_yticks(range(len(ended)), [plain(row.name) for row in ended], fontsize=9)
     axis.set_xlabel(f"{AXES[headline]}, %")
     axis.set_xlim(left=0)
+    axis.set_ylim(-0.7, len(ended) - 0.3)
     axis.grid(axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(plain(title), fontsize=12)
