@@ -32,7 +32,8 @@ from torch import nn
 from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.data.transforms import Transform
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.evaluation.evaluate import evaluate
 from protofed.methods import METHODS
 from protofed.nn.precision import Precision

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from protofed.api.task import Task
 from protofed.data.batches import Data
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd

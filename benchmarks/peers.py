@@ -152,7 +152,8 @@ def plain(work: Work, tick: Tick) -> list[Tensor]:
 def protofed(work: Work, tick: Tick, processes: int = 1) -> list[Tensor]:
     from protofed.api.task import Task
     from protofed.data.batches import Data
-    from protofed.engine.federation import Federation, Training
+    from protofed.engine.federation import Federation
+    from protofed.engine.training import Training
     from protofed.methods.fedavg import FedAvg
     from protofed.optim.optimizers import Sgd
     from protofed.runtimes.sequential import Sequential

@@ -14,7 +14,8 @@ from overhead import parts
 from protofed import tree
 from protofed.api.task import Task
 from protofed.data.batches import Data
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Sgd
 from protofed.runtimes.sequential import Sequential

@@ -4,7 +4,8 @@ import torch
 from torch import nn
 
 from protofed import METHODS, Data, Task
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.nn.networks import Parts
 from protofed.runs.runner import Experiment
 

@@ -17,9 +17,10 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Uploads
 from protofed.api.task import ClientId, Task
 from protofed.engine.collector import Collector
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.message import Bounds
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.errors import RunFailed
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg

@@ -9,8 +9,9 @@ from torch import Tensor
 from doubles import CLASSES, FEATURES, INPUTS, job_of, tiny
 from protofed import METHODS, wire
 from protofed.api.method import Clients, Method
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State, Traffic
+from protofed.engine.training import Training
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import matching

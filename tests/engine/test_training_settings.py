@@ -15,8 +15,9 @@ from doubles import bits, tiny
 from protofed import AdamW, BadInput, ConstantRate, CosineRate, Method, RmsProp, Sgd, StepRate, tree
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Fit, Objective
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.methods._shared.control_variates import effective_steps, mean_gradient
 from protofed.methods.families import WeightUpload

@@ -11,8 +11,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from protofed import METHODS, Data, Task
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.evaluation.evaluate import Judged, evaluate, own_scores
 from protofed.metrics.formulas import area
 from protofed.nn.networks import Model, Parts

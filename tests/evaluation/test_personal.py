@@ -11,9 +11,10 @@ from torch import Tensor
 from protofed import METHODS, Data, Task
 from protofed.api.contexts import ClientContext
 from protofed.api.evaluation import Evaluation
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.engine.test_sets import label_counts
+from protofed.engine.training import Training
 from protofed.evaluation.evaluate import evaluate
 from protofed.metrics.registry import PersonalJudgement, measured
 from protofed.runtimes.sequential import Sequential

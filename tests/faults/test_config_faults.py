@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from clocks import PATIENCE
 from protofed import BadInput, Data
 from protofed.cli.app import main
-from protofed.engine.federation import Training
+from protofed.engine.training import Training
 from protofed.methods import METHODS, bases_of
 from protofed.optim.optimizers import OPTIMIZERS
 from protofed.runs import compare

@@ -30,7 +30,8 @@ from protofed.datasets.syn import MnistMFiles
 from protofed.datasets.tabular import limits
 from protofed.datasets.tiny_imagenet import TinyFolders
 from protofed.datasets.vireofood172 import FoodFolders
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.tasks.custom import Custom

@@ -15,7 +15,8 @@ import torch
 from clocks import ManualClock
 from faults.kills import fingerprint, folder_in_memory, in_own_process
 from protofed.api.contexts import ClientContext, Reply
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods.moon import Moon
 from protofed.runs.results import Round
 from protofed.runs.runner import Experiment, Silent, execute

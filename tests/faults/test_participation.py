@@ -45,8 +45,9 @@ from protofed.api.method import Method, Uploads
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
 from protofed.engine.collector import Collector
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.errors import RunFailed
 from protofed.methods.families import PrototypeUpload
 from protofed.methods.fedavg import FedAvg

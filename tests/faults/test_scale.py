@@ -13,7 +13,8 @@ from torch import nn
 
 from faults.kills import folder_in_memory, in_own_process
 from protofed import METHODS, Data, Task
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.nn.networks import Parts
 from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store import disk

@@ -22,7 +22,8 @@ from faults.kills import ended, folder_in_memory, forked
 from protofed import METHODS, Data, Task
 from protofed.cli import app
 from protofed.data.batches import Batch
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods.moon import Moon
 from protofed.nn.networks import Model
 from protofed.runs.runner import Experiment, execute

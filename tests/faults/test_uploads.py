@@ -32,9 +32,10 @@ from protofed.api.method import Method, Uploads
 from protofed.api.roles import Count, Label, Prototype, Weights
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.message import WireMessage, digest, sealed
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.errors import RunFailed
 from protofed.methods import METHODS
 from protofed.methods.pfedcspc import PFedCSPC

@@ -17,7 +17,8 @@ from torch import nn
 from protofed.api.method import Method, Weighting
 from protofed.api.task import Task
 from protofed.data.batches import Data
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddc import FedDC
 from protofed.methods.feddyn import FedDyn

@@ -35,8 +35,9 @@ from methods.conformance import (
 from protofed.api.requests import Fit
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.methods._shared.models import HEAD
 from protofed.methods.families import GlobalModel
 from protofed.methods.fedasam import FedASAM

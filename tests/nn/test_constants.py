@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from doubles import CLASSES, FEATURES, INPUTS, Tampering, bits, tiny, tiny_parts
 from protofed import BadInput, tree
 from protofed.api.task import ClientId
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedbn import FedBN
 from protofed.nn.networks import Networks, Parts

@@ -14,7 +14,8 @@ from protofed.api.contexts import ClientContext
 from protofed.api.requests import Objective
 from protofed.api.task import Task
 from protofed.data.batches import Batch, batch_at, training_plan
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods.families import PrototypeUpload
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproto_avg import FedProtoAvg

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from protofed import BadInput, FedAvg
-from protofed.engine.federation import Training
+from protofed.engine.training import Training
 from protofed.runs.config.config import Config
 from protofed.runs.config.sections import EvaluationSettings
 from protofed.runs.resuming import refuse_other_run, refuse_run_of_other_runtime

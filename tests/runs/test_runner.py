@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import protofed
 from protofed import BadInput, Data, RunFailed, Task, wire
-from protofed.engine.federation import Training
+from protofed.engine.training import Training
 from protofed.metrics.registry import METRICS
 from protofed.nn.networks import Parts
 from protofed.runs.config import config

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from doubles import INPUTS, tiny
 from protofed import BadInput
-from protofed.engine.federation import Training
+from protofed.engine.training import Training
 from protofed.runs.runtime_choice import RuntimeSettings, step_seconds
 from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.sequential import Sequential

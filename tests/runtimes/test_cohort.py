@@ -16,8 +16,9 @@ from protofed import METHODS, BadInput, Data, Method, RunFailed, Task, tree
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Objective
 from protofed.data.transforms import Transform
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.evaluation.evaluate import evaluate
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg

@@ -12,7 +12,8 @@ from doubles import Faulty, Watching, bits, job_of, tiny
 from protofed import BadInput, RunFailed
 from protofed.api.contexts import Reply
 from protofed.api.requests import Fit, Objective
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods.ditto import Ditto
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg

@@ -14,7 +14,8 @@ from protofed.data.batches import Data
 from protofed.api.task import Task
 from protofed.methods.fedavg import FedAvg
 from protofed.optim.optimizers import Sgd
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.runtimes.sequential import Sequential
 
 torch.set_num_threads(1)

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from protofed import METHODS, BadInput, Data, Task, tree
 from protofed.api.task import ClientId
 from protofed.data.transforms import Transform
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
 from protofed.runtimes.cohort.cohort import Cohort

@@ -27,8 +27,9 @@ from protofed.api.requests import Map, Total
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Batch, Data
 from protofed.data.transforms import Transform
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.errors import BadInput, RunFailed
 from protofed.methods import METHODS
 from protofed.methods.fedavg import FedAvg
@@ -325,7 +326,8 @@ ORPHANS = """
 import time
 from clocks import PATIENCE
 from doubles import tiny
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.runtimes.workers import Workers
 from runtimes.test_workers import Deviant, pids
 

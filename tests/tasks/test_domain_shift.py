@@ -10,7 +10,8 @@ import torch
 from picture_doubles import made_up
 from protofed import METHODS, BadInput, Task
 from protofed.datasets.examples import Dataset, Split
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.runs.config import config
 from protofed.tasks import domain_shift
 from protofed.tasks.domain_shift import Digits, Hub, OfficeCaltech10, Pacs, Vlcs

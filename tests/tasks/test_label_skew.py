@@ -9,8 +9,9 @@ import torch
 from picture_doubles import made_up
 from protofed import METHODS, BadInput, Task
 from protofed.datasets.examples import Dataset, Split
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.test_sets import label_counts, local_rows, pooled_tests
+from protofed.engine.training import Training
 from protofed.tasks import TASKS, label_skew
 from protofed.tasks.label_skew import PREPROCESSING, Cifar10, FashionMnist, TinyImagenet
 

@@ -9,7 +9,8 @@ from torch import Tensor
 import protofed
 from doubles import bits, tiny
 from protofed.api.roles import Count, Label, Prototype, Weights, roles
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.runtimes.workers import Workers
 from protofed.transforms.chain import Bfloat16, UploadPipeline, UploadSettings

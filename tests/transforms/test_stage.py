@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from doubles import Tampering, bits, tiny
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.methods.families import Weights, WeightUpload

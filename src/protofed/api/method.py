@@ -112,7 +112,7 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
 
     @abstractmethod
     def message_for(self, state: State, client: ClientId) -> Message:
-        """What this client receives."""
+        """What this client receives. It may be new: one that the server has never heard of."""
 
     @abstractmethod
     def upload_spec(self, state: State, server: ServerContext) -> Upload:

@@ -7,25 +7,25 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil, inf
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from annotated_types import Ge, Gt, Interval
 
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
-from protofed.api.method import Method, UsedModel, Weighting, validate, with_weighting
+from protofed.api.method import Method, UsedModel, validate, with_weighting
 from protofed.api.requests import Request
-from protofed.api.task import ClientId, Task
+from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State, Traffic
 from protofed.engine.test_sets import client_tests, is_testable, pooled_tests
+from protofed.engine.training import Training
 from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
-from protofed.optim.optimizers import Optimizer, Sgd, rate_of
-from protofed.optim.schedules import ConstantRate, Schedule, scheduled
+from protofed.optim.optimizers import rate_of
+from protofed.optim.schedules import ConstantRate, scheduled
 from protofed.runtimes.base import Runtime, TestKind
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
@@ -35,49 +35,6 @@ from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a federation trains, whatever the method."""
-
-    rounds: Annotated[int, Ge(1)] = 20
-    epochs: Annotated[int, Ge(1)] = 5
-    """Passes of a client over its data in one round."""
-    batch_size: Annotated[int, Ge(1)] = 64
-    fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
-    """Share of the clients that take part in a round."""
-    full_last_round: bool = False
-    """Whether all clients take part in the last round, whatever `fraction` says, as in FedRep's paper."""
-    slow_share: Annotated[float, Interval(ge=0, le=1)] = 0.0
-    """Share of the clients that are slow, drawn once. In every round a slow client makes 1 to `epochs` passes instead
-    of `epochs`; how many is drawn anew, each number equally likely, as in FedProx's paper."""
-    minimum_replies: Annotated[int, Ge(1)] = 1
-    """A round with fewer good replies is abandoned."""
-    seed: Annotated[int, Ge(0)] = 0
-    """The root of every draw."""
-    optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
-    """What clients train with; made anew in every round."""
-    schedule: Schedule = ConstantRate()  # noqa: RUF009 (it is frozen, so it can be shared)
-    """How the learning rate of clients changes over the rounds. It holds where a client trains with the configured
-    optimiser in a round. Training before the first round, after the last one or before a test, at the server, or with
-    an optimiser that the method brings has its rate as it is."""
-    weighting: Weighting = "examples"
-    """How clients count in the mean of their weights, in every method whose own `weighting` does not differ: by their
-    numbers of examples, or equally."""
-    over_selection: Annotated[float, Interval(ge=1, le=10)] = 1.0
-    """So many times as many clients are asked as `fraction` says, for those that will not reply; all that do count."""
-    deadline: Annotated[float, Ge(0)] = 0.0
-    """Seconds that a round waits for its clients; 0: as long as it takes."""
-    attempts: Annotated[int, Ge(1)] = 3
-    """How often a round that is abandoned is tried, with clients drawn anew, before the run ends."""
-    max_norm: Annotated[float, Gt(0)] = 1e12
-    """Uploads with a larger norm are refused."""
-    quarantine: Annotated[int, Ge(0)] = 3
-    """A client with so many refused uploads in a row is not asked any more; 0: never."""
-    on_divergence: Literal["stop", "skip", "retry_half_lr"] = "stop"
-    """What happens when a client's loss or weights become infinite or not a number: the run ends and says where it
-    began, the client is left out of the round, or it repeats the round with half the learning rate."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +57,12 @@ class Federation:
     def __post_init__(self) -> None:
         object.__setattr__(self, "task", self.runtime.placed(self.task))
         object.__setattr__(self, "method", with_weighting(self.method, self.training.weighting))
-        t, sampled = self.training, len(self.sampled(0))
-        problems = [f"{key}: {why}" for key, why in validate(self.method, t.optimizer, t.batch_size, self.task.spec)]
+        t = self.training
+        if t.held_out_clients >= (count := len(self.task.clients)):
+            what = f"training.held_out_clients is {t.held_out_clients}, but the task has {count} clients"
+            raise BadInput(f"{what}: one must be left to train")
+        sampled = len(self.sampled(0))
+        problems = [f"{key}: {why}" for key, why in validate(self.method, t.optimizer, t.batch_size, self.spec)]
         if t.on_divergence == "retry_half_lr" and rate_of(t.optimizer) is None:
             problems.append(
                 f'training.on_divergence = "retry_half_lr": {t.optimizer!r} has no learning rate to be halved'
@@ -146,7 +107,7 @@ class Federation:
         )
 
     def _setup(self, state: State, attempt: int) -> State:
-        clients = RoundClients(self, state, self._trusted(state), "setup")
+        clients = RoundClients(self, state, self.trusted(state), "setup")
         return clients.after(self.method.setup(self.method.init_server(clients.server), clients))
 
     def _round(self, state: State, attempt: int, evaluates: bool) -> State:
@@ -155,7 +116,7 @@ class Federation:
         return replace(clients.after(self.method.round(state.server, clients)), round=state.round + 1)
 
     def _end(self, state: State, attempt: int) -> State:
-        clients = RoundClients(self, state, self._trusted(state), "finish")
+        clients = RoundClients(self, state, self.trusted(state), "finish")
         return clients.after(self.method.finish(state.server, clients))
 
     def _attempted(self, phase: Callable[[State, int], State], state: State) -> State:
@@ -175,8 +136,20 @@ class Federation:
 
     @cached_property
     def ids(self) -> tuple[ClientId, ...]:
-        """All clients, in canonical order."""
-        return tuple(sorted(self.task.clients))
+        """All clients that may take part, in canonical order."""
+        return tuple(client for client in sorted(self.task.clients) if client not in self.new_ids)
+
+    @cached_property
+    def new_ids(self) -> tuple[ClientId, ...]:
+        """Clients that are held out of the training, in canonical order."""
+        drawn = shuffled(sorted(self.task.clients), self.training.seed, "held out")
+        return tuple(sorted(drawn[: self.training.held_out_clients]))
+
+    @cached_property
+    def spec(self) -> TaskSpec:
+        """What the server knows of the task: nothing of clients that are held out."""
+        spec = self.task.spec
+        return replace(spec, clients={client: spec.clients[client] for client in spec.clients if client in self.ids})
 
     def sampled(
         self, round: int, attempt: int = 0, strikes: Mapping[ClientId, int] = MappingProxyType({})
@@ -190,26 +163,22 @@ class Federation:
         if is_full or count == len(self.ids):
             return self._out_of_quarantine(self.ids, strikes)
         path = (round, attempt) if attempt else (round,)  # guard: another-attempt-draws-anew
-        drawn = self._out_of_quarantine(self._shuffled("sample", *path), strikes)
+        drawn = self._out_of_quarantine(shuffled(self.ids, self.training.seed, "sample", *path), strikes)
         return tuple(sorted(drawn[:count]))
 
     @cached_property
     def slow(self) -> frozenset[ClientId]:
         """The clients that are slow, in all rounds the same."""
         count = round_half_up(self.training.slow_share * len(self.ids))
-        return frozenset(self._shuffled("slow")[:count])
+        return frozenset(shuffled(self.ids, self.training.seed, "slow")[:count])
 
     def epochs_of(self, client: ClientId, round: int) -> int:
         """A client's passes over its data in a round, drawn from the run's seed, the client and the round."""
         epochs, seed = self.training.epochs, self.training.seed
         return 1 + derive_seed(seed, "slow", client, round) % epochs if client in self.slow else epochs
 
-    def _shuffled(self, *path: str | int) -> list[ClientId]:
-        with torch.device("cpu"):
-            order = torch.randperm(len(self.ids), generator=generator(self.training.seed, *path)).tolist()
-        return [self.ids[i] for i in order]
-
-    def _trusted(self, state: State) -> tuple[ClientId, ...]:
+    def trusted(self, state: State) -> tuple[ClientId, ...]:
+        """The clients that are not in quarantine."""
         return self._out_of_quarantine(self.ids, state.strikes)
 
     def _out_of_quarantine(self, ids: Sequence[ClientId], strikes: Mapping[ClientId, int]) -> tuple[ClientId, ...]:
@@ -235,7 +204,7 @@ class Federation:
     def networks_of(self, client: ClientId) -> Networks:
         """A client's networks; clients with equal ones share them."""
         if client not in self._networks:
-            new = Networks(partial(self.method.networks, self.task.spec, client))
+            new = Networks(partial(self.method.networks, self.spec, client))
             equal = (n for n in self._networks.values() if n.signature == new.signature)
             self._networks[client] = next(equal, new)
         return self._networks[client]
@@ -308,7 +277,7 @@ class Federation:
     @cached_property
     def testable(self) -> tuple[ClientId, ...]:
         """The clients that have, or can be drawn, a test set of their own."""
-        return tuple(client for client in self.ids if is_testable(self.task, client))
+        return tuple(client for client in (*self.ids, *self.new_ids) if is_testable(self.task, client))
 
     @property
     def clients_use(self) -> UsedModel:
@@ -320,7 +289,7 @@ class Federation:
     ) -> dict[ClientId, Evaluation]:
         """How the model does that each client would use now; of all clients that are not in quarantine, unless some are
         named. A client whose evaluation fails is left out, with a warning."""
-        clients = RoundClients(self, state, self._trusted(state) if ids is None else tuple(ids), "evaluate")
+        clients = RoundClients(self, state, self.trusted(state) if ids is None else tuple(ids), "evaluate")
         like = evaluation_spec(self.test_sets(clients.ids[0], tests), self.task.num_classes)
         message_for = partial(self.method.message_for, state.server)
         with self.runtime.open(self):
@@ -329,7 +298,7 @@ class Federation:
     def server_context(self, round: int, phase: str) -> ServerContext:
         t = self.training
         return ServerContext(
-            spec=self.task.spec,
+            spec=self.spec,
             networks=self.networks_of(self.ids[0]),
             optimizer=t.optimizer,
             round=round,
@@ -338,6 +307,13 @@ class Federation:
             phase_seed=derive_seed(t.seed, phase, round),
             answer=self._server_answer,
         )
+
+
+def shuffled(ids: Sequence[ClientId], seed: int, *path: str | int) -> list[ClientId]:
+    """The clients in an order drawn from the run's seed."""
+    with torch.device("cpu"):
+        order = torch.randperm(len(ids), generator=generator(seed, *path)).tolist()
+    return [ids[i] for i in order]
 
 
 def round_half_up(value: float) -> int:

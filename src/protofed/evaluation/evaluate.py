@@ -22,6 +22,7 @@ from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.metrics import formulas
 from protofed.metrics.registry import DomainJudgement, PublicJudgement, RoundJudgement, measured
+from protofed.runtimes.base import TestKind
 from protofed.seeds import derive_seed
 
 Scores = Mapping[str, float]
@@ -39,6 +40,8 @@ class Judged:
     """What the clients of each domain see there, mean over them; what everyone sees where no client is of it."""
     at_home: Mapping[ClientId, Scores]
     """What each client sees at home, with the model that it uses."""
+    new: Mapping[ClientId, Scores]
+    """The same for clients that were held out of the training."""
     public: Scores
     """The public model on all test sets; empty where there is none."""
     personal: Scores
@@ -56,13 +59,15 @@ def evaluate(federation: Federation, state: State, trained: Mapping[ClientId, Ev
         of_public = public_outcomes(federation, state)
         public = measured("public", _public_judgement(federation, of_public))
     if federation.clients_use == "public model":
-        domains, at_home = _of_public_model(federation, state, of_public)
+        domains, everyone = _of_public_model(federation, state, of_public)
     else:
-        domains, at_home = _of_own_models(federation, state)
+        domains, everyone = _of_own_models(federation, state)
+    at_home = {client: scores for client, scores in everyone.items() if client not in federation.new_ids}
+    new = {client: scores for client, scores in everyone.items() if client in federation.new_ids}
     members = {domain: [c for c, home in federation.task.domain_of.items() if home == domain] for domain in domains}
     own_domains = {d: _means([at_home[c] for c in members[d] if c in at_home] or [domains[d]]) for d in domains}
-    summary = measured("summary", RoundJudgement(domains, own_domains, tuple(at_home.values()), public, personal))
-    return Judged(federation.clients_use, domains, own_domains, at_home, public, personal, summary, clients)
+    summary = measured("summary", RoundJudgement(domains, own_domains, _list(at_home), _list(new), public, personal))
+    return Judged(federation.clients_use, domains, own_domains, at_home, new, public, personal, summary, clients)
 
 
 def public_outcomes(federation: Federation, state: State) -> dict[str, Outcomes]:
@@ -94,7 +99,7 @@ def _of_public_model(
         d: measured("domain", _judgement(outcomes[d], task.tests[d], task.num_classes)) for d in task.tests
     }
     if task.domain_of:
-        return domains, {c: domains[task.domain_of[c]] for c in federation.ids if c in task.domain_of}
+        return domains, {c: domains[domain] for c, domain in task.domain_of.items()}
     if task.local_tests:  # only the clients have these
         evaluations = federation.evaluated(state, federation.testable, "own")
     else:
@@ -108,9 +113,12 @@ def _of_public_model(
 def _of_own_models(federation: Federation, state: State) -> tuple[dict[str, Scores], dict[ClientId, Scores]]:
     """The mean scores of the models that clients would use now, and what each client sees at home."""
     domain_of = federation.task.domain_of
-    evaluations = federation.evaluated(state) if domain_of else federation.evaluated(state, federation.testable, "all")
+    ids = (*federation.trusted(state), *federation.new_ids)
+    kind: TestKind = "domains" if domain_of else "all"
+    evaluations = federation.evaluated(state, [c for c in ids if domain_of or c in federation.testable], kind)
     by_client = {client: own_scores(federation, own) for client, own in evaluations.items()}
-    domains: dict[str, Scores] = {d: _means([own[d] for own in by_client.values()]) for d in federation.task.tests}
+    trained = [own for client, own in by_client.items() if client not in federation.new_ids]
+    domains: dict[str, Scores] = {d: _means([own[d] for own in trained]) for d in federation.task.tests}
     if domain_of:
         return domains, {c: own[domain_of[c]] for c, own in by_client.items() if c in domain_of}
     return domains, {client: _numbers(own) for client, own in evaluations.items()}
@@ -131,6 +139,10 @@ def _judgement(outcomes: Outcomes, data: Data, num_classes: int) -> DomainJudgem
 
 def _numbers(evaluation: Evaluation) -> dict[str, float]:
     return {name: value.item() for name, value in evaluation.scores.items()}
+
+
+def _list(scores: Mapping[ClientId, Scores]) -> tuple[Scores, ...]:
+    return tuple(scores.values())
 
 
 def _means(scores: Sequence[Mapping[str, float]]) -> dict[str, float]:

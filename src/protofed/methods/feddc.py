@@ -94,7 +94,7 @@ class FedDC(WeightSharing[Decoupled, Guided, Decoupling, GradientUpload]):
         return Decoupled(params, zero, zero, relative_sizes(server.spec, self.is_uniform))
 
     def message_for(self, state: Decoupled, client: ClientId) -> Guided:
-        return Guided(state.params, state.gradient, state.sizes[client])
+        return Guided(state.params, state.gradient, state.sizes.get(client, torch.tensor(1.0)))
 
     def public(self, state: Decoupled) -> tuple[Params, Guided] | None:
         return state.params, Guided(state.params, state.gradient, torch.tensor(1.0))

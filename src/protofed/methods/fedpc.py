@@ -136,7 +136,7 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
     # ---- rounds
 
     def message_for(self, state: Clusters, client: ClientId) -> ClusterMessage:
-        cluster = int(state.assignment[client])
+        cluster = int(state.assignment.get(client, -1))
         if cluster < 0:
             nothing = class_means.no_prototypes(*state.sent.mean.shape[1:])
             return ClusterMessage(mean_extractor(state), nothing, torch.tensor(False))

@@ -77,6 +77,8 @@ class RoundJudgement:
     """What the clients of each domain see there, mean over them."""
     at_home: tuple[Mapping[str, float], ...] = ()
     """What each client sees on its domain's test set or, in a task without domains, on its own."""
+    new: tuple[Mapping[str, float], ...] = ()
+    """The same for clients that never trained."""
     public: Mapping[str, float] = field(default_factory=dict)
     personal: Mapping[str, float] = field(default_factory=dict)
 
@@ -122,6 +124,8 @@ METRICS = (
            lambda judged: _mean(scores["accuracy"] for scores in judged.domains.values())),
     Metric("summary", "own", "own", "what a client sees at home with the model that it uses, mean over clients",
            lambda judged: _mean(scores["accuracy"] for scores in judged.at_home)),
+    Metric("summary", "new", "new", "the same, of clients that were held out of the training",
+           lambda judged: _mean(scores["accuracy"] for scores in judged.new)),
     Metric("summary", "own_local_index", "own I_local", "the same, harmonic mean of accuracy and macro F1",
            lambda judged: _mean(scores.get("local_index") for scores in judged.at_home), is_shown=False),
     Metric("summary", "balanced_accuracy", "balanced", "mean over the own domains of the classes' mean accuracy",

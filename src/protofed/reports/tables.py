@@ -157,7 +157,7 @@ def domain_sheet(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool 
     """In the papers' layout: domains, their average, the gain over FedAvg; published numbers in a row below ours. For a
     user's own data also the balanced accuracy, and what naming the most frequent class would give."""
     columns = [*map(on_domain, domains), metric("average")]
-    more = ["own", *(["balanced_accuracy", "majority_rate"] if is_own_data else [])]
+    more = ["own", "new", *(["balanced_accuracy", "majority_rate"] if is_own_data else [])]
     shown = [name for name in more if any(row.values(metric(name)) for row in rows)]
     labels = {one.id: one.label for one in METRICS}
     header = ["method", *domains, "AVG", "Δ", *(labels[name] for name in shown)]
@@ -176,8 +176,10 @@ def home_sheet(rows: Sequence[Row], domains: Sequence[str], measure: Literal["ac
     columns = [on_own_domain(domain, measure) for domain in domains]
     total = metric({"accuracy": "own", "auc": "auc"}[measure])
     shown = [column for column in columns if len(domains) > 1 and any(row.values(column) for row in rows)]
-    lines = [[row.name, *map(row.cell, [*shown, total]), gain(row, rows, [total])] for row in rows]
-    return Sheet(["method", *(column.key for column in shown), "own" if measure == "accuracy" else "AUC", "Δ"], lines)
+    new = [metric("new")] if measure == "accuracy" and any(row.values(metric("new")) for row in rows) else []
+    lines = [[row.name, *map(row.cell, [*shown, total]), gain(row, rows, [total]), *map(row.cell, new)] for row in rows]
+    header = [*(column.key for column in shown), "own" if measure == "accuracy" else "AUC", "Δ"]
+    return Sheet(["method", *header, *(column.key for column in new)], lines)
 
 
 def personal_metrics() -> list[Metric]:

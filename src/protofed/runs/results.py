@@ -37,6 +37,8 @@ class Round:
     """What the clients of a domain see there, mean over them, or everyone where no client is of it."""
     at_home: Mapping[ClientId, Scores] = field(default_factory=dict)
     """What each client sees on its domain's test set, or on its own in a task without domains."""
+    new: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """The same for clients that were held out of the training."""
     public: Scores = field(default_factory=dict)
     """The public model on all test sets."""
     personal: Scores = field(default_factory=dict)
@@ -76,6 +78,7 @@ class Round:
             domains=judged.domains,
             own_domains=judged.own_domains,
             at_home=judged.at_home,
+            new=judged.new,
             public=judged.public,
             personal=judged.personal,
             summary=judged.summary,

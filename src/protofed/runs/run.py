@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from protofed.api.method import Method, Weighting
 from protofed.api.task import Task
-from protofed.engine.federation import Training
+from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.optim.schedules import ConstantRate, Schedule
@@ -35,6 +35,7 @@ def run(
     fraction: float = 1.0,
     full_last_round: bool = False,
     slow_share: float = 0.0,
+    held_out_clients: int = 0,
     minimum_replies: int = 1,
     weighting: Weighting = "examples",
     over_selection: float = 1.0,
@@ -69,6 +70,7 @@ def run(
         fraction=fraction,
         full_last_round=full_last_round,
         slow_share=slow_share,
+        held_out_clients=held_out_clients,
         minimum_replies=minimum_replies,
         seed=seed,
         optimizer=optimizer,

@@ -13,7 +13,7 @@ from annotated_types import Ge
 
 from protofed import tree
 from protofed.api.task import Task
-from protofed.engine.federation import Training
+from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
 from protofed.nn.precision import Precision

@@ -14,9 +14,10 @@ from protofed.api.method import Method
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
 from protofed.data.transforms import Transform
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
 from protofed.engine.message import sealed
 from protofed.engine.state import State
+from protofed.engine.training import Training
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
 from protofed.runtimes.base import Answer, Failure, Job, Outcome, Reason

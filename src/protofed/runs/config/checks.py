@@ -7,8 +7,8 @@ import torch
 
 from protofed.api.method import Method, validate
 from protofed.api.task import Task
-from protofed.engine.federation import Training
 from protofed.engine.test_sets import is_testable
+from protofed.engine.training import Training
 from protofed.runs.config.schema import Problem
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
@@ -84,7 +84,8 @@ def _is_device(name: str) -> bool:
 
 def _check_replies(task: TaskSettings, training: Training) -> Iterator[Problem]:
     count = _num_clients(task)
-    if count is not None and training.minimum_replies > count:
+    if count is not None and training.minimum_replies > count - training.held_out_clients:
+        count -= training.held_out_clients
         what = f"is {training.minimum_replies}, but the task has only {count} clients: lower it"
         others = (("task", "num_clients"), ("task", "clients"))
         yield Problem(("training", "minimum_replies"), what, others)

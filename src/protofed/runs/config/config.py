@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from protofed.api.method import Method
 from protofed.api.task import Task
-from protofed.engine.federation import Federation, Training
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.runs.config.checks import check_device, check_sections, check_task
 from protofed.runs.config.messages import collected, listed, refuse, without_place

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from annotated_types import Ge
 
 from protofed.api.method import Method
-from protofed.engine.federation import Training
+from protofed.engine.training import Training
 from protofed.methods import METHODS, bases_of
 from protofed.optim.optimizers import OPTIMIZERS, PLAIN
 from protofed.optim.schedules import SCHEDULES
