@@ -485,7 +485,7 @@ def test_an_average_of_the_base_is_public_only_without_calibration(calibrates: b
 
 def test_a_base_hears_how_far_clients_went_from_what_they_were_given() -> None:
     """FedDyn's server keeps the mean of what its clients keep; the calibration of the head is no way of theirs."""
-    method = PFedCSPC(base=FedDyn(penalty_weight=0.1), personalised=False, calibration_epochs=30)
+    method = PFedCSPC(base=FedDyn(penalty_weight=0.1, weighting="uniform"), personalised=False, calibration_epochs=30)
     own = Federation(method, tiny(), Training(rounds=3, epochs=2, batch_size=4, optimizer=Sgd(lr=0.05)))
     state = own.start()
     for _ in range(3):

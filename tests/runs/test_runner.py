@@ -236,7 +236,7 @@ def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experim
     for r in result.rounds:
         if r.clients:
             assert r.clients.keys() == {"c0", "c1", "c2"}
-            assert measured_in(r) == ALL - {"auc", "own_local_index"}
+            assert measured_in(r) == ALL - {"auc", "new", "own_local_index"}
             assert r.personal["owned"] == pytest.approx(sum(own["owned"] for own in r.clients.values()) / 3)
             gm, local = r.public["accuracy"], r.personal["local_index"]
             assert r.summary["harmonic_mean"] == pytest.approx(2 * gm * local / (gm + local))
@@ -245,6 +245,7 @@ def test_clients_are_judged_every_few_rounds_and_in_the_last(experiment: Experim
             assert measured_in(r) == {name for name in ALL if not name.startswith("personal.")} - {
                 "auc",
                 "harmonic_mean",
+                "new",
                 "own_local_index",
             }
     unjudged = execute(experiment)
@@ -255,7 +256,7 @@ def test_methods_without_a_public_model_have_no_global_metrics() -> None:
     experiment = replace(small_experiment("local", 1), evaluate_clients_every=1)
     (only,) = execute(experiment).rounds
     of_public = {name for name in ALL if name.startswith("public.")}
-    assert ALL - measured_in(only) == {"auc", "own_local_index", "harmonic_mean", *of_public}
+    assert ALL - measured_in(only) == {"auc", "new", "own_local_index", "harmonic_mean", *of_public}
 
 
 def test_what_clients_see_at_home_by_domain() -> None:

@@ -157,7 +157,7 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
                 weight = self.weight_of(upload.num_examples)
                 means[cluster].add(upload.params, weight)
                 replies[cluster].append((upload.prototypes, weight))
-        params = [means[j].value() if replies[j] else entry(state.params, j) for j in range(count)]
+        params = [means[j].value() if means[j].weight else entry(state.params, j) for j in range(count)]
         sent = stacked([members_mean(replies[j], entry(state.sent, j)) for j in range(count)])
         shares = similarity_shares(sent, self.rho, self.temperature)
         mixed = stacked([weighted_mean(zip(params, row, strict=True)) for row in shares.tolist()])  # Eq. (8)
