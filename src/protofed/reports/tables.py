@@ -117,11 +117,12 @@ class Sheet:
         return "\n".join(f"| {' | '.join(map(_in_a_cell, line))} |" for line in lines) + "\n"
 
     def rich(self, title: str, width: int) -> Table:
-        """For a terminal of so many columns: without deviations and intervals if they do not fit."""
+        """For a terminal of so many columns: without intervals if they do not fit, then without deviations."""
         lines = [[cell.replace(" ± ", "±") for cell in line] for line in self.rows]
-        needed = sum(max(map(len, column)) + 2 for column in zip(self.header, *lines, strict=True))
-        if needed >= width:
-            lines = [[line[0], *(cell.partition("±")[0].partition(" [")[0] for cell in line[1:])] for line in lines]
+        for mark in (" [", "±"):
+            needed = sum(max(map(len, column)) + 2 for column in zip(self.header, *lines, strict=True))
+            if needed >= width:
+                lines = [[line[0], *(cell.partition(mark)[0] for cell in line[1:])] for line in lines]
         table = Table(
             title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
         )
