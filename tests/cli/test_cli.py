@@ -212,6 +212,7 @@ def test_a_task_is_drawn_with_the_settings_that_are_asked_for(tmp_path: Path) ->
     assert "did you mean 'num_clients'" in wrong.stderr
 
 
+@pytest.mark.slow
 def test_demo_makes_a_table_and_a_picture(tmp_path: Path) -> None:
     made = in_own_process("demo", "--rounds", 1, "--out", tmp_path)
     assert made.returncode == 0, made.stderr
@@ -307,6 +308,7 @@ def test_a_demo_stopped_by_ctrl_c_stops_its_runs_after_their_rounds(tmp_path: Pa
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc to find the children of a process")
+@pytest.mark.slow
 def test_the_runs_of_a_demo_that_is_killed_end_too(tmp_path: Path) -> None:
     with demo_process(tmp_path) as running:
         children = children_of(running.pid)
