@@ -25,9 +25,9 @@ from protofed import tree
 from protofed.api.method import Method
 from protofed.errors import BadInput
 from protofed.methods import METHODS, bases_of
+from protofed.methods._shared.wrappers import Wrapper
 from protofed.methods.averaging import Averaging
 from protofed.methods.ccvr import CCVR
-from protofed.methods.families import Wrapper
 from protofed.methods.fedasam import FedASAM
 from protofed.methods.feddecorr import FedDecorr
 from protofed.methods.feddyn import FedDyn

@@ -25,7 +25,7 @@ from torch import Tensor
 from protofed.api.contexts import ServerContext
 from protofed.api.method import Method, Uploads
 from protofed.methods._shared.mixing import running_average
-from protofed.methods.families import StatefulWrapper, published
+from protofed.methods._shared.wrappers import StatefulWrapper, published
 from protofed.methods.fedavg import FedAvg
 from protofed.tree import Params, Tree, record
 

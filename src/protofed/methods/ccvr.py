@@ -37,7 +37,7 @@ from protofed.api.requests import Objective
 from protofed.data.batches import Batch
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.models import CLASSIFIER, embedded, server_embedding
-from protofed.methods.families import StatefulWrapper, published
+from protofed.methods._shared.wrappers import StatefulWrapper, published
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model, matching
 from protofed.optim.optimizers import Sgd

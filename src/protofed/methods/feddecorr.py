@@ -22,7 +22,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import Method, NonNegative
 from protofed.data.batches import Batch
-from protofed.methods.families import Wrapper
+from protofed.methods._shared.wrappers import Wrapper
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model
 

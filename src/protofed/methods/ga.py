@@ -36,7 +36,7 @@ from protofed.api.method import Clients, Method, Uploads, weighting_of
 from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.methods._shared.validation import held_out
-from protofed.methods.families import StatefulWrapper
+from protofed.methods._shared.wrappers import StatefulWrapper
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model
 from protofed.tree import Params, Tree, record

@@ -53,7 +53,7 @@ from protofed.errors import RoundAbandoned
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.models import HEAD, features, own_statistics, server_embedding
-from protofed.methods.families import base_errors, published
+from protofed.methods._shared.wrappers import base_errors, published
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.pfedcspc import alignment, calibration, sampling
 from protofed.methods.pfedcspc.calibration import Partners, Pool
