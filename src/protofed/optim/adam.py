@@ -1,18 +1,18 @@
 """Adam."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from protofed.optim.base import Amount, Gradient, Rate, Share, Tensors, clipped, each, named
+from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, each, named
 from protofed.tree import Params
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(DecayingRate):
     """Adam with bias correction, with the meaning of every option that torch.optim.Adam gives it."""
 
     lr: Rate = 0.001
@@ -24,12 +24,6 @@ class Adam:
     """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
     lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """The learning rate of round t is lr · lr_decayᵗ."""
-
-    def for_round(self, round: int) -> Self:
-        return replace(self, lr=self.lr * self.lr_decay**round)
-
-    def with_lr(self, lr: Any) -> Self:
-        return replace(self, lr=lr)
 
     def init(self, params: Params) -> tuple[Tensors, Tensors, Tensor]:
         """First and second moments, and the number of steps taken."""

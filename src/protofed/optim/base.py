@@ -5,8 +5,9 @@ as sharpness-aware minimisation does.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import repeat
-from typing import Annotated, Any, Protocol, Self, runtime_checkable
+from typing import Annotated, Any, Protocol, Self, cast, runtime_checkable
 
 import torch
 from annotated_types import Ge, Gt, Interval
@@ -45,6 +46,20 @@ class HasRate(Optimizer, Protocol):
 
     def with_lr(self, lr: Any) -> Self:
         """The same with another learning rate. A tensor may hold it: then it can change without a change of code."""
+
+
+class DecayingRate:
+    """Of an optimiser with the settings `lr` and `lr_decay`: the learning rate of round t is lr · lr_decayᵗ."""
+
+    lr: float
+    lr_decay: float
+
+    def for_round(self, round: int) -> Self:
+        return self.with_lr(self.lr * self.lr_decay**round)
+
+    def with_lr(self, lr: Any) -> Self:
+        changed: Self = replace(cast(Any, self), lr=lr)
+        return changed
 
 
 def rate_of(optimizer: Optimizer) -> float | None:

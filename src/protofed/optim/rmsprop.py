@@ -1,17 +1,17 @@
 """RMSprop."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
 
-from protofed.optim.base import Amount, Gradient, Rate, Share, Tensors, clipped, descended, each, named
+from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, descended, each, named
 from protofed.tree import Params
 
 
 @dataclass(frozen=True)
-class RmsProp:
+class RmsProp(DecayingRate):
     """RMSprop, with the meaning of every option that torch.optim.RMSprop gives it."""
 
     lr: Rate = 0.01
@@ -26,12 +26,6 @@ class RmsProp:
     """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
     lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """The learning rate of round t is lr · lr_decayᵗ."""
-
-    def for_round(self, round: int) -> Self:
-        return replace(self, lr=self.lr * self.lr_decay**round)
-
-    def with_lr(self, lr: Any) -> Self:
-        return replace(self, lr=lr)
 
     def init(self, params: Params) -> tuple[Tensors, Tensors, Tensors]:
         """Mean squared gradients, mean gradients if it is centred, and the momentum if there is one."""

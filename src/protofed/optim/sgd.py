@@ -1,19 +1,19 @@
 """Stochastic gradient descent."""
 
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Self
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
 from torch import Tensor
 
 from protofed.errors import BadInput
-from protofed.optim.base import Amount, Gradient, Rate, Share, Tensors, clipped, descended, each, named
+from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, descended, each, named
 from protofed.tree import Params
 
 
 @dataclass(frozen=True)
-class Sgd:
+class Sgd(DecayingRate):
     """Stochastic gradient descent, with the meaning of every option that torch.optim.SGD gives it."""
 
     lr: Rate = 0.01
@@ -28,12 +28,6 @@ class Sgd:
     def __post_init__(self) -> None:
         if self.nesterov and not self.momentum:
             raise BadInput("nesterov = true needs a momentum above 0")
-
-    def for_round(self, round: int) -> Self:
-        return replace(self, lr=self.lr * self.lr_decay**round)
-
-    def with_lr(self, lr: Any) -> Self:
-        return replace(self, lr=lr)
 
     def init(self, params: Params) -> Tensors:
         """The momentum of each parameter."""
