@@ -80,7 +80,7 @@ def test_a_cohort_gives_the_same() -> None:
     far = replace(near, runtime=Cohort("cpu"))
     here, there = (evaluate(f, after(f)) for f in (near, far))
     assert here.new.keys() == there.new.keys()
-    assert here.summary["new"] == pytest.approx(there.summary["new"], abs=0.1)
+    assert here.summary["new"] == pytest.approx(there.summary["new"])
 
 
 def test_who_is_held_out_depends_on_the_seed_alone_and_one_client_must_be_left() -> None:

@@ -42,8 +42,7 @@ class AveragedWeights(Weights):
 class FedASAM(PlainSharing[AveragedWeights, Nothing]):
     tags = ("global", "server-side")
     rho: NonNegative = 0.05
-    """ρ, the radius of the neighbourhood in which the sharpness is measured. The paper takes 0.7 on CIFAR-10, where
-    many rounds make up for a slow start."""
+    """ρ, the radius of the neighbourhood in which the sharpness is measured. The paper takes 0.7 on CIFAR-10."""
     eta: NonNegative = 0.2
     """η, added to |w| in the scale of each weight; biases are not scaled."""
     averaging: bool = False

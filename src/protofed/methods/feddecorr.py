@@ -36,8 +36,8 @@ class FedDecorr(Wrapper):
     base: Method[Any, Any, Any, Any] = field(default_factory=FedAvg)
     """The method that is wrapped."""
     decorrelation_weight: NonNegative = 0.01
-    """β, the weight of the penalty; 0 leaves the base method alone. The paper takes 0.1, which small networks learn
-    slowly with."""
+    """β, the weight of the penalty; 0 leaves the base method alone. The paper takes 0.1, with which minidigits
+    learns less."""
     scale: Scale = "code"
     """Whether the penalty is that of the authors' code, over pairs of dimensions and times the size of the batch, or
     ‖K‖² / d² as in the paper."""

@@ -165,7 +165,7 @@ def domain_sheet(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool 
     lines = []
     for row in rows:
         extra = [row.cell(metric(name)) for name in shown]
-        gained = "–" if row.uses_own_models else gain(row, rows, columns)  # no deficit for domains it is not made for
+        gained = "–" if row.uses_own_models else gain(row, rows, columns)  # own models are not made for foreign domains
         lines.append([row.name, *map(row.cell, columns), gained, *extra])
         if row.published and row.published.keys() & {column.key for column in columns}:
             lines.append([f"*{row.label}, published*", *_published(row, columns), "", *[""] * len(shown)])
