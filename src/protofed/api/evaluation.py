@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from protofed.api.roles import Count
@@ -71,33 +73,39 @@ def outcomes_of(scores: Tensor) -> Outcomes:
     return Outcomes(scores.argmax(-1), torch.where(low == high, 0.0, high - low))
 
 
-def confusion_of(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """How often class i was taken for class j, (C, C)."""
-    pairs = torch.bincount(labels * num_classes + predicted, minlength=num_classes**2)
-    return pairs.view(num_classes, num_classes)
+def confusion_of(predicted: Tensor, labels: Tensor, num_classes: int) -> NDArray[np.int64]:
+    """How often class i was taken for class j, (C, C). Both tensors are on the CPU."""
+    return _confusion(predicted.numpy(), labels.numpy(), num_classes)
 
 
 def evaluation_of(outcomes: Outcomes | None, own: Outcomes | None, tests: TestSets, num_classes: int) -> Evaluation:
     """The counts and scores of one model, from its outcomes on the pooled test sets and on the client's own. All is on
     the CPU."""
-    confusion, area = torch.zeros(0, num_classes, num_classes, dtype=torch.int64), torch.zeros(0)
-    matrix = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+    domains = len(tests.sizes)
+    confusion, area = np.zeros((domains, num_classes, num_classes), dtype=np.int64), np.full(domains, NO_AREA)
+    matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
     if outcomes is not None and tests.pooled is not None:
-        labels, sizes = tests.labels, list(tests.sizes.values())
-        columns = (outcomes.predicted, outcomes.margin, labels)
-        parts = list(zip(*(torch.split(column, sizes) for column in columns), strict=True))
-        confusion = torch.stack([confusion_of(predicted, truth, num_classes) for predicted, _, truth in parts])
-        area = torch.tensor([_area(margin, truth, num_classes) for _, margin, truth in parts])
+        predicted, labels = outcomes.predicted.numpy(), tests.labels.numpy()
+        ends = np.cumsum(list(tests.sizes.values()))
+        for i, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            confusion[i] = _confusion(predicted[begin:end], labels[begin:end], num_classes)
+            area[i] = _area(outcomes.margin[begin:end], tests.labels[begin:end], num_classes)
         if tests.own_rows is not None:
-            rows = tests.own_rows.cpu()
-            matrix = matrix + confusion_of(outcomes.predicted[rows], labels[rows], num_classes)
+            rows = tests.own_rows.cpu().numpy()
+            matrix += _confusion(predicted[rows], labels[rows], num_classes)
     if own is not None and tests.own is not None:
-        matrix = matrix + confusion_of(own.predicted, tests.own.labels.cpu(), num_classes)
+        matrix += confusion_of(own.predicted, tests.own.labels.cpu(), num_classes)
     scores: dict[str, float] = {}
     if tests.train_counts is not None:
         pooled = confusion.sum(0) if len(confusion) else matrix
-        scores = measured("personal", PersonalJudgement(pooled, matrix, tests.train_counts))
-    return Evaluation(confusion, area.double(), {n: torch.tensor(v, dtype=torch.float64) for n, v in scores.items()})
+        scores = measured("personal", PersonalJudgement(pooled, matrix, tests.train_counts.numpy()))
+    named = {name: torch.from_numpy(np.array(score)) for name, score in scores.items()}
+    return Evaluation(torch.from_numpy(confusion), torch.from_numpy(area), named)
+
+
+def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], num_classes: int) -> NDArray[np.int64]:
+    pairs = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    return pairs.reshape(num_classes, num_classes)
 
 
 def evaluation_spec(tests: TestSets, num_classes: int) -> Evaluation:

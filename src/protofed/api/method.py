@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
 
-import torch
 from annotated_types import Ge, Gt
 from torch import Tensor
 
@@ -175,8 +174,7 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
             pooled = await client.map(self.outcomes, params, known, data=tests.pooled, to_cpu=True)
         if tests.own is not None:
             own = await client.map(self.outcomes, params, known, data=tests.own, to_cpu=True)
-        with torch.device("cpu"):  # counts and scores are few, and read one by one
-            return evaluation_of(pooled, own, tests, client.num_classes)
+        return evaluation_of(pooled, own, tests, client.num_classes)
 
     async def evaluate_own(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Evaluation, Memory]:
         """A step: how the model does that this client would use now, fine-tuned on its data if that is configured."""

@@ -85,8 +85,8 @@ def public_outcomes(federation: Federation, state: State) -> dict[str, Outcomes]
 def own_scores(federation: Federation, own: Evaluation) -> dict[str, Scores]:
     """How one client's own model does on the test set of each domain."""
     return {
-        domain: measured("domain", DomainJudgement(confusion, None if area == NO_AREA else area.item()))
-        for domain, confusion, area in zip(federation.task.tests, own.confusion, own.area, strict=True)
+        domain: measured("domain", DomainJudgement(confusion, None if area == NO_AREA else area))
+        for domain, confusion, area in zip(federation.task.tests, own.confusion.numpy(), own.area.tolist(), strict=True)
     }
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from protofed.metrics import formulas
+from protofed.metrics.formulas import Counts
 
 Group = Literal["domain", "public", "personal", "summary"]
 
@@ -43,7 +43,7 @@ class Metric:
 class DomainJudgement:
     """One model on one domain's test set: the input of `domain` metrics."""
 
-    confusion: Tensor  # (C, C)
+    confusion: Counts  # (C, C)
     area: float | None = None
     """Under the ROC curve, for tasks of two classes."""
 
@@ -52,20 +52,21 @@ class DomainJudgement:
 class PublicJudgement:
     """The public model: the input of `public` metrics."""
 
-    domains: Sequence[Tensor]  # (C, C) each, confusion on each domain's test set
+    domains: Sequence[Counts]  # (C, C) each, confusion on each domain's test set
 
     @property
-    def pooled(self) -> Tensor:
-        return torch.stack(list(self.domains)).sum(0)
+    def pooled(self) -> Counts:
+        total: Counts = np.stack([np.asarray(confusion) for confusion in self.domains]).sum(0)
+        return total
 
 
 @dataclass(frozen=True)
 class PersonalJudgement:
     """One client's own model: the input of `personal` metrics."""
 
-    pooled: Tensor  # (C, C), confusion on all test sets together
-    own: Tensor  # (C, C), confusion on the client's own test set
-    counts: Tensor  # (C,), the client's training examples of each class
+    pooled: Counts  # (C, C), confusion on all test sets together
+    own: Counts  # (C, C), confusion on the client's own test set
+    counts: Counts  # (C,), the client's training examples of each class
 
 
 @dataclass(frozen=True)
