@@ -6,9 +6,12 @@ import pytest
 
 from golden.states import CASES, TASKS, golden, processor, recorded
 
-CLOSE = 1e-2
-"""Between processors. Most methods agree to 1e-3; where the last bits decide who is whose neighbour, as in FPL's
-clustering, norms were seen to differ by 3e-3."""
+
+def close(case: str) -> float:
+    """How far norms may differ between processors. In FPL's clustering the last bits decide who is whose neighbour:
+    7e-3 was seen there, and at most 7e-5 elsewhere."""
+    return 1e-2 if case.startswith("fpl") else 1e-3
+
 
 FAST = ("fedavg", "scaffold", "fpl", "fedpc", "pfedcspc")
 
@@ -23,8 +26,8 @@ def marked(case: str, task: str) -> Any:
 def test_three_rounds_end_in_the_recorded_states(case: str, task: str) -> None:
     kept = recorded()
     then, now = kept["states"][f"{task}: {case}"], golden(case, task)
-    assert now.server_norm == pytest.approx(then["server_norm"], rel=CLOSE)
-    assert now.clients_norm == pytest.approx(then["clients_norm"], rel=CLOSE)
+    assert now.server_norm == pytest.approx(then["server_norm"], rel=close(case))
+    assert now.clients_norm == pytest.approx(then["clients_norm"], rel=close(case))
     if kept["processor"] == processor():  # other processors round the last bits otherwise
         assert now.server == then["server"]
         assert now.clients == then["clients"]
