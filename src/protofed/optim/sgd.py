@@ -29,6 +29,11 @@ class Sgd(DecayingRate):
         if self.nesterov and not self.momentum:
             raise BadInput("nesterov = true needs a momentum above 0")
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether a step treats every number alike, so that the weights of many clients may be stacked."""
+        return not self.clip_norm
+
     def init(self, params: Params) -> Tensors:
         """The momentum of each parameter."""
         return tuple(torch.zeros_like(leaf) for leaf in params.values()) if self.momentum else ()

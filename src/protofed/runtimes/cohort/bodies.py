@@ -6,9 +6,10 @@ as they are. It must not leave the device, branch on a tensor or draw, since exe
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+import torch.utils._pytree as pytree
 from torch import Tensor
 
 from protofed import tree
@@ -19,34 +20,56 @@ from protofed.nn.precision import Precision
 from protofed.optim.optimizers import HasRate, Optimizer, in_place_step
 from protofed.tree import Params, Tree
 
-LossOf = Callable[[Params, Params], tuple[Tensor, Tree]]
-"""The loss at trained weights and buffers, and the statistic folded beside it; changes the buffers in place."""
-Slope = Callable[[LossOf, Params, Params, bool], tuple[Params, Params, Tensor, Tree]]
-"""Maps a loss, weights, buffers and whether these may change in place to the gradient, the new buffers, the loss, and
+LossOf = Callable[[Params, Params, Tree], tuple[Tensor, Tree]]
+"""The loss at trained weights and buffers, given all else that it reads, and the statistic folded beside it; changes
+the buffers in place."""
+Slope = Callable[[LossOf, Params, Params, Tree, bool], tuple[Params, Params, Tensor, Tree]]
+"""Maps a loss, its arguments and whether buffers may change in place to the gradient, the new buffers, the loss, and
 the statistic folded beside it."""
 
 
 def by_autograd(
-    loss_of: LossOf, weights: Params, buffers: Params, in_place: bool
+    loss_of: LossOf, weights: Params, buffers: Params, rest: Tree, in_place: bool
 ) -> tuple[Params, Params, Tensor, Tree]:
     buffers = buffers if in_place else {name: leaf.clone() for name, leaf in buffers.items()}
     leaves = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
     with torch.enable_grad():
-        loss, value = loss_of(leaves, buffers)
+        loss, value = loss_of(leaves, buffers, rest)
     grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, grads, strict=True)), buffers, loss.detach(), value
 
 
-def by_transform(loss_of: LossOf, weights: Params, buffers: Params, _: bool) -> tuple[Params, Params, Tensor, Tree]:
+def by_transform(
+    loss_of: LossOf, weights: Params, buffers: Params, rest: Tree, _: bool
+) -> tuple[Params, Params, Tensor, Tree]:
     """The same in a way that vmap can map, where nothing is changed in place."""
 
     def both(leaves: Params) -> tuple[Tensor, tuple[Params, Tensor, Tree]]:
         copies = {name: leaf.clone() for name, leaf in buffers.items()}
-        loss, value = loss_of(leaves, copies)
+        loss, value = loss_of(leaves, copies, rest)
         return loss, (copies, loss.detach(), value)
 
     grads, (changed, loss, value) = torch.func.grad(both, has_aux=True)(weights)
     return grads, changed, loss, value
+
+
+def by_vmap(is_shared: Callable[[Any], bool]) -> Slope:
+    """The same for many clients, whose tensors are stacked, but for those that they share."""
+
+    def slope(
+        loss_of: LossOf, weights: Params, buffers: Params, rest: Tree, _: bool
+    ) -> tuple[Params, Params, Tensor, Tree]:
+        leaves, structure = pytree.tree_flatten((weights, buffers, rest))
+
+        def one(leaves: list[Tensor]) -> tuple[Params, Params, Tensor, Tree]:
+            weights, buffers, rest = pytree.tree_unflatten(leaves, structure)
+            return by_transform(loss_of, weights, buffers, rest, False)
+
+        found: tuple[Params, Params, Tensor, Tree]
+        found = torch.vmap(one, in_dims=([None if is_shared(leaf) else 0 for leaf in leaves],))(leaves)
+        return found
+
+    return slope
 
 
 class Body(Protocol):
@@ -96,7 +119,12 @@ def _added(sums: Tree | None, value: Tree, is_last_epoch: Tensor) -> Tree:
     """The sums with one more value, if it is of the last epoch; the value alone where there are no sums yet."""
     if sums is None:
         return value
-    return tree.map(lambda total, leaf: torch.where(is_last_epoch, total + leaf, total), sums, value)
+
+    def added(total: Tensor, leaf: Tensor) -> Tensor:
+        is_last = is_last_epoch.view(-1, *[1] * (total.dim() - 1)) if is_last_epoch.dim() else is_last_epoch
+        return torch.where(is_last, total + leaf, total)
+
+    return tree.map(added, sums, value)
 
 
 class _Gradient:
@@ -114,8 +142,8 @@ class _Gradient:
         slope: Slope,
         in_place: bool,
     ) -> None:
-        self._body, self._objective, self._fold, self._params = body, objective, fold, params
-        self._context, self._batch, self._slope = context, batch, slope
+        self._body, self._objective, self._fold = body, objective, fold
+        self._rest, self._slope = (params, context, batch), slope
         self._is_first, self._in_place = True, in_place
         self.trouble: Tensor | float = 0.0
         """0 times the losses: NaN once one of them is not finite."""
@@ -123,20 +151,22 @@ class _Gradient:
         self.folded: Tree = ()
 
     def __call__(self, weights: Params) -> Params:
-        grads, buffers, loss, value = self._slope(self._loss, weights, self.buffers, self._in_place and self._is_first)
+        in_place = self._in_place and self._is_first
+        grads, buffers, loss, value = self._slope(self._loss, weights, self.buffers, self._rest, in_place)
         self.trouble = self.trouble + 0 * loss
         if self._is_first:
             self.buffers, self.folded, self._is_first = buffers, value, False
         return grads
 
-    def _loss(self, weights: Params, buffers: Params) -> tuple[Tensor, Tree]:
-        params = {**self._params, **buffers, **weights}
+    def _loss(self, weights: Params, buffers: Params, rest: Tree) -> tuple[Tensor, Tree]:
+        params, context, batch = rest
+        params = {**params, **buffers, **weights}
         model = self._body.networks.model(params, training=True, precision=self._body.precision)
-        loss: Tensor = self._objective.loss(model, self._batch, *self._context)
+        loss: Tensor = self._objective.loss(model, batch, *context)
         if self._fold is None or not self._is_first:
             return loss, ()
         with torch.no_grad():
-            return loss, tree.map(Tensor.detach, self._fold(model, self._batch, *self._context))
+            return loss, tree.map(Tensor.detach, self._fold(model, batch, *context))
 
 
 def _without(params: Params, names: tuple[str, ...]) -> Params:

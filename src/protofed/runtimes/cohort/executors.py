@@ -20,8 +20,9 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.data.batches import Batch
-from protofed.runtimes.cohort.bodies import by_autograd, by_transform
+from protofed.runtimes.cohort.bodies import FitBody, by_autograd, by_transform, by_vmap
 from protofed.runtimes.cohort.buffers import Buffers, copy, leaves_of
+from protofed.runtimes.cohort.convolution import BatchedConvolutions
 from protofed.runtimes.device import on
 
 NUM_STREAMS = 32
@@ -96,8 +97,53 @@ class Stacked:
     def _step(self, width: int, masked: bool) -> None:
         buffers, counter = self.buffers, self.buffers.counter[:1]
         batch = buffers.batch(slice(0, 1 if buffers.common else width), counter)
+        if buffers.common:  # vmap then computes once for all what depends on the batch and shared weights alone
+            batch = tree.map(lambda part: part[0], batch)
         carry = [leaf[:width] for leaf in buffers.carry]
         inputs = [leaf if shared else leaf[:width] for leaf, shared in zip(buffers.inputs, buffers.shared, strict=True)]
+        with BatchedConvolutions(width):
+            step = self._descended if self._is_elementwise else self._mapped
+            new, outputs = step(carry, inputs, batch, in_place=buffers.device.type == "cuda" and not masked)
+        if masked:
+            is_active = counter < buffers.num_steps[:width]
+            new = [
+                torch.where(is_active.view(-1, *[1] * (leaf.dim() - 1)), leaf, old)
+                for leaf, old in zip(new, carry, strict=True)
+            ]
+        changed = [(old, leaf) for old, leaf in zip(carry, new, strict=True) if leaf is not old]
+        copy([old for old, _ in changed], [leaf for _, leaf in changed])
+        for buffer, leaf in zip(buffers.outputs, outputs, strict=True):
+            buffer[:width].index_copy_(1, counter, leaf[:, None])
+        counter += 1
+
+    @property
+    def _is_elementwise(self) -> bool:
+        """Whether the optimiser treats stacked weights as it treats one client's, so that it needs no vmap."""
+        body, buffers = self.buffers.body, self.buffers
+        if not isinstance(body, FitBody) or not getattr(body.optimizer, "is_elementwise", False):
+            return False
+        return not buffers.common and (not body.has_rate or buffers.shared[0])  # the rate is the first input
+
+    def _descended(
+        self, carry: list[Tensor], inputs: list[Tensor], batch: Batch, in_place: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Gradients under vmap, then one step of the optimiser on the stacked weights: in few kernels, in place."""
+        buffers = self.buffers
+        shared = {id(leaf) for leaf, is_shared in zip(inputs, buffers.shared, strict=True) if is_shared}
+        new, _ = buffers.body(
+            pytree.tree_unflatten(carry, buffers.carry_like),
+            pytree.tree_unflatten(inputs, buffers.inputs_like),
+            batch,
+            by_vmap(lambda leaf: not isinstance(leaf, Tensor) or id(leaf) in shared),
+            in_place,
+        )
+        return pytree.tree_leaves(new), []
+
+    def _mapped(
+        self, carry: list[Tensor], inputs: list[Tensor], batch: Batch, in_place: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The whole step under vmap, which changes nothing in place."""
+        buffers = self.buffers
         dims = [None if shared else 0 for shared in buffers.shared]
 
         def one(carry: list[Tensor], inputs: list[Tensor], batch: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -109,20 +155,10 @@ class Stacked:
             )
             return pytree.tree_leaves(new), leaves_of(output)
 
+        found: tuple[list[Tensor], list[Tensor]]
         parts = [batch.x, batch.y, batch.weight, batch.index, batch.is_last_epoch, batch.number]
-        if buffers.common:  # vmap then computes once for all what depends on the batch and shared weights alone
-            parts = [part[0] for part in parts]
-        new, outputs = torch.vmap(one, in_dims=(0, dims, None if buffers.common else 0))(carry, inputs, parts)
-        if masked:
-            is_active = counter < buffers.num_steps[:width]
-            new = [
-                torch.where(is_active.view(-1, *[1] * (leaf.dim() - 1)), leaf, old)
-                for leaf, old in zip(new, carry, strict=True)
-            ]
-        copy(carry, new)
-        for buffer, leaf in zip(buffers.outputs, outputs, strict=True):
-            buffer[:width].index_copy_(1, counter, leaf[:, None])
-        counter += 1
+        found = torch.vmap(one, in_dims=(0, dims, None if buffers.common else 0))(carry, inputs, parts)
+        return found
 
 
 class _Lanes:
