@@ -23,7 +23,7 @@ LAYERS = [
     {"reports", "inspection"},
     {"cli"},
 ]
-FREE = {"errors", "seeds", "version", "wire"}
+FREE = {"errors", "seeds", "stop_signals", "version", "wire"}
 """What every layer may import."""
 
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -287,7 +287,9 @@ def test_a_comparison_whose_runs_end_before_their_time_says_so(tmp_path: Path, m
 def demo_process(out: Path) -> "subprocess.Popen[str]":
     """A demo that has begun to work."""
     command = [sys.executable, "-m", "protofed.cli.app", "demo", "--rounds", "50", "--out", str(out)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     wait_for(lambda: len(list(out.glob("*/checkpoint/00000[1-9]"))) > 0)
     return running
 
@@ -297,11 +299,13 @@ def children_of(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_demo_stopped_by_ctrl_c_stops_its_runs_after_their_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_demo_that_is_told_to_stop_stops_its_runs_after_their_rounds(tmp_path: Path, number: int) -> None:
+    """The signal goes to the whole group, as a terminal and `timeout` send it."""
     with demo_process(tmp_path) as running:
-        running.send_signal(signal.SIGINT)
+        os.killpg(running.pid, number)
         _, complaint = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 130
+    assert running.returncode == 128 + number
     assert "run the same command again to continue" in complaint
     assert "Traceback" not in complaint
     assert not list(tmp_path.glob("*/done"))

@@ -24,6 +24,18 @@ class Guard(NamedTuple):
 
 
 GUARDS = (
+    Guard(
+        id="stop-signal-no-client-failure",
+        what="worker processes ignore signals to stop",
+        tests="tests/runtimes/test_workers.py -k leave_signals",
+        swap=("SIG_IGN", "SIG_DFL"),
+    ),
+    Guard(
+        id="killed-while-stopping",
+        what="a round in which a process was killed while the run stopped does not count",
+        tests="tests/faults/test_kills.py -k voids_the_round",
+        swap=("should_stop()", "False"),
+    ),
     Guard(id="fsync-files", what="fsync of files", tests="tests/faults/test_storage.py -k loss_of_power"),
     Guard(
         id="fsync-folders", what="fsync of folders", tests="tests/faults/test_storage.py -k loss_of_power", new="pass"

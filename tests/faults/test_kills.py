@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree
+from threading import Event
 
 import pytest
 
@@ -34,10 +35,13 @@ from protofed import BadInput
 from protofed.cli import app
 from protofed.cli.console import err
 from protofed.cli.signals import stop_on_signal
+from protofed.engine.federation import Federation
+from protofed.engine.state import State
 from protofed.runs.config import config as configuration
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store import checkpoint, disk
 from protofed.runs.store.folder import RunFolder
+from protofed.runtimes.base import Failure, Reason
 from run_doubles import small_experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -262,6 +266,8 @@ class Command:
     experiment: Path
     folder: RunFolder
     options: tuple[str, ...] = ()
+    in_own_group: bool = False
+    """Whether it leads a process group, as a shell's command does."""
 
     @property
     def errors(self) -> Path:
@@ -273,6 +279,8 @@ class Command:
         ready, told = os.pipe()
 
         def work() -> None:
+            if self.in_own_group:
+                os.setpgid(0, 0)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
@@ -405,6 +413,41 @@ def children_of(pid: int) -> set[int]:
     """The processes that a process has begun, and theirs."""
     own = {int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()}
     return own.union(*map(children_of, own))
+
+
+def test_a_signal_to_the_whole_group_is_no_clients_failure(tmp_path: Path) -> None:
+    """R8. `timeout`, batch systems and service managers send it to all processes of a run."""
+    path = written(tmp_path, rounds=6, epochs=40, runtime="workers")
+    experiment = configuration.load(path).experiment()
+    assert ended(Command(path, RunFolder(tmp_path / "whole")).begin()) == 0
+    run, signals = Command(path, RunFolder(tmp_path / "run"), in_own_group=True), 0
+    while not run.folder.is_done:
+        child, saved = run.begin(), run.folder.rounds_saved
+        wait_for(lambda: run.folder.rounds_saved > saved or run.folder.is_done)  # noqa: B023
+        os.killpg(child, signal.SIGTERM)
+        code = ended(child)
+        assert code == 143 or run.folder.is_done
+        signals += code == 143
+    assert signals
+    assert fingerprint(run.folder.path, experiment) == fingerprint(tmp_path / "whole", experiment)
+
+
+def test_a_process_that_is_killed_while_the_run_stops_voids_the_round(tmp_path: Path) -> None:
+    """R8. Whoever stops a run may kill its processes one after another."""
+    experiment = configuration.load(written(tmp_path, rounds=4)).experiment()
+    folder, advance, is_stopping = RunFolder(tmp_path / "run"), Federation.advance, Event()
+
+    def killed(federation: Federation, state: State, evaluates: bool = False) -> State:
+        advanced = advance(federation, state, evaluates)
+        if advanced.round < 2:
+            return advanced
+        is_stopping.set()
+        return replace(advanced, failures=(Failure("a", Reason.CLIENT_ERROR, "died (signal 9)", is_killed=True),))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Federation, "advance", killed)
+        result = execute(experiment, folder, should_stop=is_stopping.is_set)
+    assert result.state.round == folder.rounds_saved == 1
 
 
 @pytest.mark.slow

@@ -356,17 +356,21 @@ def test_processes_end_with_a_parent_that_is_killed_even_while_they_work() -> No
     await_end(children)
 
 
-def test_processes_do_not_take_over_the_handlers_of_their_parent(workers: Workers) -> None:
-    before = signal.signal(signal.SIGTERM, lambda *_: None)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_processes_leave_signals_to_stop_to_their_parent(workers: Workers, number: int) -> None:
+    """They neither die of them nor run the parent's handler."""
+    before = signal.signal(number, lambda *_: os._exit(3))
     try:
         of = federation(FedAvg(), workers)
-        of.advance(of.start())
-        assert len(pids()) == SIZE
-        for pid in pids():
-            os.kill(pid, signal.SIGTERM)
-        await_end(pids())
+        state = of.advance(of.start())
+        at_work = pids()
+        assert len(at_work) == SIZE
+        for pid in at_work:
+            os.kill(pid, number)
+        assert not of.advance(state).failures
+        assert pids() == at_work
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before)
 
 
 # ---- opening and closing

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: stop after the round, and end at once when asked again or when the grace period is over."""
+"""Signals to stop: stop after the round, and end at once when asked again or when the grace period is over."""
 
 import contextlib
 import os
@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from protofed.cli.console import err
+from protofed.stop_signals import STOP_SIGNALS
 
 SIGNALLED = 128
 """A process that a signal ended exits with this plus the signal's number."""
+LONGEST = 1e8
+"""Seconds. A longer grace period, or `inf`, has no end: the system's timer cannot hold it."""
 SHOW_CURSOR = b"\x1b[?25h"
 
 
@@ -29,18 +32,22 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
-    """The first Ctrl-C or SIGTERM asks to stop after the round. A second one, or the end of the grace period, ends the
-    process at once. Files are then either complete or absent, and worker processes end too."""
+    """The first signal to stop asks for that after the round. A second one, or the end of the grace period, ends the
+    process at once. Files are then either complete or absent, and worker processes end too. A signal that is ignored
+    stays so, as SIGHUP is under `nohup`."""
     stop = StopRequest()
     # A signal may arrive while rich prints or a module is imported. So the handlers only write bytes made beforehand.
-    wish = f"\nstopping after this round, or in {grace_period:g} s; {advice}\n".encode()
+    at_most = f", or in {grace_period:g} s" if grace_period <= LONGEST else ""
+    wish = f"\nstopping after this round{at_most}; {advice}\n".encode()
     end = (SHOW_CURSOR if err.is_terminal else b"") + b"\nstopped at once; what was saved is intact\n"
 
     def ask(number: int, frame: Any) -> None:
         if stop.is_made():  # guard: second-signal-ends-at-once
             end_at_once(number, frame)  # guard: second-signal-ends-at-once
         stop.signal = number
-        signal.setitimer(signal.ITIMER_REAL, max(grace_period, 1e-3))  # guard: grace-ends, first-signal-waits-for-round
+        if grace_period <= LONGEST:
+            # guard: grace-ends, first-signal-waits-for-round
+            signal.setitimer(signal.ITIMER_REAL, max(grace_period, 1e-3))
         with contextlib.suppress(OSError):
             os.write(2, wish)  # guard: signal-handler-says-ready-bytes
 
@@ -49,7 +56,8 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
             os.write(2, end)
         os._exit(stop.exit_code)
 
-    handlers = {signal.SIGINT: ask, signal.SIGTERM: ask, signal.SIGALRM: end_at_once}
+    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    handlers = {**dict.fromkeys(heard, ask), signal.SIGALRM: end_at_once}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield stop

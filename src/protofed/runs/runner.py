@@ -124,7 +124,7 @@ class _Run:
         self.observer.begin(self.federation, state.round)
         total = self.federation.training.rounds
         while state.round < total and not should_stop():
-            state = self._one_round(state)
+            state = self._one_round(state, should_stop)
         return state
 
     def _first_state(self, resume: bool) -> State:
@@ -180,18 +180,22 @@ class _Run:
             folder.write_config(now)
         return saved
 
-    def _one_round(self, state: State) -> State:
-        clock, federation, number = Clock(), self.federation, state.round + 1
+    def _one_round(self, state: State, should_stop: Callable[[], bool]) -> State:
+        """The state after one more round, which is saved. If the run is being stopped and one of its processes was
+        killed meanwhile, that was no client's failure: then the round does not count."""
+        before, clock, federation, number = state, Clock(), self.federation, state.round + 1
         participants = len(federation.sampled(state.round, strikes=state.strikes))
         is_last, has_tests = number == federation.training.rounds, bool(federation.task.tests)
         every, clients_every = self.experiment.evaluate_every, self.experiment.evaluate_clients_every
         judges_clients = has_tests and clients_every > 0 and (is_last or number % clients_every == 0)
         is_due = has_tests and (is_last or judges_clients or number % every == 0)
         state = federation.advance(state, evaluates=judges_clients)
+        if should_stop() and any(failure.is_killed for failure in state.failures):  # guard: killed-while-stopping
+            return before
         trained = state.evaluations
         if is_last:
-            before, state = state, federation.finish(state)
-            changed = [client for client in trained if state.receipts[client] != before.receipts[client]]
+            advanced, state = state, federation.finish(state)
+            changed = [client for client in trained if state.receipts[client] != advanced.receipts[client]]
         clock.lap("aggregate", without=state.client_seconds)
         clock.laps = {"train": round(state.client_seconds, 6), **clock.laps}
         result = Round.of(state, participants)

@@ -3,7 +3,6 @@
 import logging
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from protofed.runs.results import Round, parsed
 from protofed.runs.resuming import refuse_other_run
 from protofed.runs.runner import execute
 from protofed.runs.store.folder import RunFolder
+from protofed.stop_signals import held_back, leave_to_parent
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +60,15 @@ def sweep(
     stop = context.Event()
     code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
     with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop, os.getpid(), code_folders)) as pool:
-        runs = {identity: pool.submit(_one, config, out) for identity, config in waiting.items()}
+        with held_back():  # the pool starts its processes now
+            runs = {identity: pool.submit(_one, config, out) for identity, config in waiting.items()}
         pending = set(runs.values())
         while pending:
             _, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
             progress(sum(folder.rounds_saved for folder in folders))
             if should_stop():
                 stop.set()
-    failures = {identity: _failure(run) for identity, run in runs.items()}
+    failures = {identity: _failure(run, stop.is_set()) for identity, run in runs.items()}
     progress(sum(folder.rounds_saved for folder in folders))
     return [
         Outcome(
@@ -87,13 +88,16 @@ def _mismatch(folder: RunFolder, config: Config) -> str | None:
     return None
 
 
-def _failure(run: "Future[None]") -> str | None:
-    """Why a run failed. No error of one run may stop the others."""
+def _failure(run: "Future[None]", is_stopping: bool) -> str | None:
+    """Why a run failed. No error of one run may stop the others. A process that dies while all are told to stop is no
+    failure: its run goes on next time."""
     try:
         run.result()
     except (BadInput, RunFailed) as error:
         return str(error)
     except BrokenProcessPool:
+        if is_stopping:
+            return None
         raise RunFailed("a process died, perhaps out of memory; run the command again to continue") from None
     except Exception as error:
         log.error("a run ended with an unexpected error", exc_info=error)
@@ -105,12 +109,12 @@ _stop: Event | None = None
 
 
 def _prepare(stop: Event, parent: int, code_folders: list[str]) -> None:
-    """Prepares a new process. The parent handles Ctrl-C and passes it on. The process ends with its parent.
+    """Prepares a new process. The parent handles signals to stop and passes them on. The process ends with its parent.
     Configurations are unpickled here, so the folders of the user's own classes must be on the path."""
     global _stop
     _stop = stop
     sys.path += [folder for folder in code_folders if folder not in sys.path]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    leave_to_parent()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

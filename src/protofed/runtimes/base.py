@@ -61,6 +61,8 @@ class Failure:
     client: ClientId
     reason: Reason
     detail: str
+    is_killed: bool = False
+    """Whether a signal ended the process that worked for the client."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ goes in and out lies in shared memory; the pipe carries names and shapes only.
 
 import multiprocessing
 import os
-import signal
 import threading
 import warnings
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from protofed.errors import RunFailed
 from protofed.runtimes.base import Failure, Host, Job, Reason, TestKind, failure_of
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.shared_memory import SharedBuffer
+from protofed.stop_signals import held_back, leave_to_parent
 from protofed.tree import Params, Tree
 
 SETTINGS = ("round", "num_rounds", "optimizer", "epochs", "batch_size", "seed", "step_seed")
@@ -46,7 +46,8 @@ class Worker:
         self._process = fork.Process(target=_serve, args=arguments, daemon=True)
         with warnings.catch_warnings():  # the child needs none of the parent's threads, nor what they may have locked
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            self._process.start()
+            with held_back():
+                self._process.start()
         theirs.close()
 
     @property
@@ -80,7 +81,10 @@ class Worker:
         except (EOFError, OSError):
             self._process.join(1)  # its own end says what happened, and ours would not
             self.end()
-            return Failure(self.client, Reason.CLIENT_ERROR, _obituary(self._process.exitcode))
+            status = self._process.exitcode
+            return Failure(
+                self.client, Reason.CLIENT_ERROR, _obituary(status), is_killed=status is not None and status < 0
+            )
         return self._buffer.read(places)
 
     def end(self) -> None:
@@ -101,8 +105,7 @@ def _obituary(status: int | None) -> str:
 
 def _serve(host: Host, buffer: SharedBuffer, connection: Connection, parents: Connection) -> None:
     """What a process does: jobs, until nobody can send any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and is the parent's to act on
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    leave_to_parent()
     parents.close()
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -208,4 +208,5 @@ class Workers:
 
 
 def _seconds_until(deadline: float) -> float | None:
-    return None if deadline == inf else max(0.0, deadline - time.monotonic()) + 0.001  # past it, not at it
+    """A while longer than until the deadline, to be past it; at most an hour, since the system's clock has limits."""
+    return None if deadline == inf else min(max(0.0, deadline - time.monotonic()) + 0.001, 3600)
