@@ -79,6 +79,9 @@ class ClientContext:
     """What its models are tested on."""
     rate_changes: bool = False
     """Whether the learning rate of `optimizer`, which is that of this round, is another one in other rounds."""
+    halvings: int = 0
+    """How often its learning rates were halved, since it diverged in this round: that of `optimizer` is halved already,
+    a rate that a method sets is for the method to halve."""
     fine_tune: int = 0
     """Epochs in which it fine-tunes the model that it would use, before that is tested."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
@@ -195,6 +198,8 @@ class ServerContext:
     """The root of the server's draws in this setup, round or finish."""
     answer: Callable[[Request[Any]], Any]
     """Does the work that a request names, on data that the server has."""
+    rate_share: float = 1.0
+    """The learning rate of clients in this round, as a share of that of `optimizer`: what the schedule says."""
     _fits: Iterator[int] = field(default_factory=itertools.count)
 
     @property

@@ -306,6 +306,7 @@ class Federation:
             seed=t.seed,
             phase_seed=derive_seed(t.seed, phase, round),
             answer=self._server_answer,
+            rate_share=t.schedule.share(round, t.rounds) if phase == "round" else 1.0,
         )
 
 

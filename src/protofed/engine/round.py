@@ -211,7 +211,7 @@ class RoundClients:
         context = federation.client_context(client, state.round, self._phase, call.ticket.call)
         context = replace(context, tests=federation.test_sets(client, call.tests))
         if halvings:
-            context = replace(context, optimizer=halved(context.optimizer, halvings))
+            context = replace(context, optimizer=halved(context.optimizer, halvings), halvings=halvings)
         return Job(
             client,
             call.step,

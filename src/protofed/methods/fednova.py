@@ -88,7 +88,7 @@ class FedNova(WeightSharing[WithVelocity, Weights, Nothing, NormalisedUpload]):
         steps = mean.taken if self.proximal_weight else mean.steps
         delta = {name: steps * direction[name] for name in server.networks.trainable}
         if self.server_momentum:
-            lr = rate_in_round(server.optimizer, server.round, "FedNova")
+            lr = rate_in_round(server.optimizer, server.round, "FedNova") * server.rate_share
             velocity = {name: self.server_momentum * velocity[name] + leaf / lr for name, leaf in delta.items()}
             delta = {name: lr * leaf for name, leaf in velocity.items()}
         stepped = {name: (state.params[name] + leaf).to(state.params[name].dtype) for name, leaf in delta.items()}
