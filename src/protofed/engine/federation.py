@@ -17,6 +17,8 @@ from protofed.api.method import Method, UsedModel, validate, with_weighting
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
+from protofed.engine.around import unwrapped
+from protofed.engine.norm_statistics import with_norm_statistics
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State, Traffic
 from protofed.engine.test_sets import client_tests, is_testable, pooled_tests
@@ -62,7 +64,9 @@ class Federation:
             what = f"training.held_out_clients is {t.held_out_clients}, but the task has {count} clients"
             raise BadInput(f"{what}: one must be left to train")
         sampled = len(self.sampled(0))
-        problems = [f"{key}: {why}" for key, why in validate(self.method, t.optimizer, t.batch_size, self.spec)]
+        problems = [
+            f"{key}: {why}" for key, why in validate(unwrapped(self.method), t.optimizer, t.batch_size, self.spec)
+        ]
         if t.on_divergence == "retry_half_lr" and rate_of(t.optimizer) is None:
             problems.append(
                 f'training.on_divergence = "retry_half_lr": {t.optimizer!r} has no learning rate to be halved'
@@ -75,6 +79,8 @@ class Federation:
             )
         if problems:
             raise BadInput("\n".join(problems))
+        method = with_norm_statistics(self.method, t.norm_statistics, self.spec, t.optimizer, t.seed)
+        object.__setattr__(self, "method", method)
 
     def start(self) -> State:
         if self.uploads.stages:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Interval
 
 from protofed.api.method import Weighting
+from protofed.engine.norm_statistics import NormStatistics
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.optim.schedules import ConstantRate, Schedule
 
@@ -41,6 +42,10 @@ class Training:
     weighting: Weighting = "examples"
     """How clients count in the mean of their weights, in every method whose own `weighting` does not differ: by their
     numbers of examples, or equally."""
+    norm_statistics: NormStatistics = "averaged"
+    """What becomes of the running statistics of layers of normalisation: they are sent and averaged like weights; or
+    every client keeps its own, trains from them and is tested with them; or they are dropped, so that every training
+    begins with the initial ones and models are tested with those."""
     over_selection: Annotated[float, Interval(ge=1, le=10)] = 1.0
     """So many times as many clients are asked as `fraction` says, for those that will not reply; all that do count."""
     deadline: Annotated[float, Ge(0)] = 0.0

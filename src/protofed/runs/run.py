@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from protofed.api.method import Method, Weighting
 from protofed.api.task import Task
+from protofed.engine.norm_statistics import NormStatistics
 from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Optimizer, Sgd
@@ -38,6 +39,7 @@ def run(
     held_out_clients: int = 0,
     minimum_replies: int = 1,
     weighting: Weighting = "examples",
+    norm_statistics: NormStatistics = "averaged",
     over_selection: float = 1.0,
     deadline: float = 0.0,
     attempts: int = 3,
@@ -76,6 +78,7 @@ def run(
         optimizer=optimizer,
         schedule=schedule,
         weighting=weighting,
+        norm_statistics=norm_statistics,
         over_selection=over_selection,
         deadline=deadline,
         attempts=attempts,
