@@ -92,6 +92,11 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         return ()
 
     @property
+    def needs_fresh_optimizer(self) -> str:
+        """Why clients cannot keep their optimiser's state from round to round; empty if they can."""
+        return ""
+
+    @property
     def clients_use(self) -> UsedModel:
         """The model that a client uses, by which the method is judged. A method that has a public model and gives each
         client one of its own says so here."""

@@ -56,6 +56,10 @@ class Around(Method[Any, Any, Any, Any]):
         return self.base.private
 
     @property
+    def needs_fresh_optimizer(self) -> str:
+        return self.base.needs_fresh_optimizer
+
+    @property
     def clients_use(self) -> UsedModel:
         return self.base.clients_use
 

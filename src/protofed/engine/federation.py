@@ -19,6 +19,7 @@ from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
 from protofed.engine.around import unwrapped
 from protofed.engine.norm_statistics import with_norm_statistics
+from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State, Traffic
 from protofed.engine.test_sets import client_tests, is_testable, pooled_tests
@@ -79,8 +80,11 @@ class Federation:
             )
         if problems:
             raise BadInput("\n".join(problems))
-        method = with_norm_statistics(self.method, t.norm_statistics, self.spec, t.optimizer, t.seed)
-        object.__setattr__(self, "method", method)
+        if t.norm_statistics != "averaged" or t.optimizer_state != "fresh":
+            method = unwrapped(self.method)  # a copy of a federation has been here before
+            method = with_norm_statistics(method, t.norm_statistics, self.spec, t.optimizer, t.seed)
+            method = with_optimizer_state(method, t.optimizer_state, self.spec, t.optimizer)
+            object.__setattr__(self, "method", method)
 
     def start(self) -> State:
         if self.uploads.stages:

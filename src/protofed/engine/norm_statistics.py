@@ -16,7 +16,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Step, UsedModel
 from protofed.api.requests import Request
 from protofed.api.task import TaskSpec
-from protofed.engine.around import Around, Keeping, Kept, unwrapped
+from protofed.engine.around import Around, Keeping, Kept
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
 from protofed.optim.optimizers import Optimizer
@@ -89,7 +89,6 @@ def with_norm_statistics(
     """The method, with the statistics treated in this way."""
     if choice == "averaged":
         return method
-    method = unwrapped(method)  # a copy of a federation has been here before
     with torch.device("cpu"):
         kinds = (Networks(partial(method.networks, spec, client)) for client in sorted(spec.clients))
         networks = next((one for one in kinds if one.statistics), None)

@@ -7,6 +7,7 @@ from annotated_types import Ge, Gt, Interval
 
 from protofed.api.method import Weighting
 from protofed.engine.norm_statistics import NormStatistics
+from protofed.engine.optimizer_state import OptimizerState
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.optim.schedules import ConstantRate, Schedule
 
@@ -34,7 +35,11 @@ class Training:
     seed: Annotated[int, Ge(0)] = 0
     """The root of every draw."""
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
-    """What clients train with; made anew in every round."""
+    """What clients train with."""
+    optimizer_state: OptimizerState = "fresh"
+    """Whether every training begins with a new state of the optimiser, or a client's main training of a round goes on
+    from the momentum or the moments that its last one left. The main training is the first of the round that is with
+    the configured optimiser, and not with one of the method's own; all others begin afresh."""
     schedule: Schedule = ConstantRate()  # noqa: RUF009 (it is frozen, so it can be shared)
     """How the learning rate of clients changes over the rounds. It holds where a client trains with the configured
     optimiser in a round. Training before the first round, after the last one or before a test, at the server, or with
