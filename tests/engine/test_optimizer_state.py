@@ -170,6 +170,41 @@ def test_weights_that_the_main_training_leaves_alone_have_no_state() -> None:
         assert bool(momentum.any()) == (not name.startswith("classifier")), name
 
 
+@dataclass(frozen=True)
+class Twice(FedAvg):
+    """Trains twice in a round, and once more in the end."""
+
+    async def train(self, client: ClientContext, message: Any, memory: Any) -> Reply[WeightUpload, Any]:
+        params = message.params
+        for _ in range(2):
+            params = await client.fit(Objective(self.loss), params=params, context=(message, memory))
+        return Reply(WeightUpload(params, client.num_examples), memory)
+
+    def finish(self, state: Any, clients: Any) -> Any:
+        uploads = clients.run(self.train, lambda _: state, self.upload_spec(state, clients.server))
+        return self.aggregate(state, uploads, clients.server)
+
+
+def test_a_second_training_of_a_round_begins_afresh() -> None:
+    of, (_, of_torch) = federation(Twice(), ALONE, optimizer=TORCHS["momentum"][0], **KEPT), TORCHS["momentum"]
+    state = of.start()
+    hand = ByHand("ann", state.server.params, of_torch)
+    expected = state.server.params
+    for t in range(3):
+        state, first = of.advance(state), hand.trained(expected, t)
+        expected = ByHand("ann", first, of_torch).trained(first, t, fit=1)
+    assert_close(state.server.params, expected, "the server after three rounds", within=2e-5)
+
+
+def test_training_after_the_last_round_begins_afresh_and_leaves_the_state_alone() -> None:
+    of = federation(Twice(), ALONE, **KEPT)
+    state = after(2, of)
+    found = of.finish(state)
+    fresh = federation(Twice(), ALONE)
+    assert_same(found.server, fresh.finish(State(2, state.server, {})).server, "the server at the end")
+    assert_same(found.memories["ann"].own, state.memories["ann"].own, "the state of the optimiser")
+
+
 def test_fine_tuning_before_a_test_begins_afresh_and_leaves_nothing() -> None:
     of = dataclasses.replace(federation(FedAvg(), **KEPT, held_out_clients=1), fine_tune=1)
     state, (new,) = after(2, of), of.new_ids
