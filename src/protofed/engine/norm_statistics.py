@@ -132,7 +132,7 @@ def _in_place_of(child: Tree, statistic: Tensor | None, statistics: Params) -> T
         return placed(child, statistics)
     if statistic is None or child.shape[child.dim() - statistic.dim() :] != statistic.shape:
         return child
-    return statistic.to(child.dtype).expand(child.shape)
+    return statistic.to(child).expand(child.shape)  # of its dtype, and where it is
 
 
 def taken(value: Tree, like: Params) -> Params:
