@@ -28,6 +28,7 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.fednova import FedNova, NormalisedUpload, WithVelocity
 from protofed.methods.fedprox import FedProx
 from protofed.optim.optimizers import Adam, Asam, Optimizer, Sam, Sgd
+from protofed.optim.schedules import StepRate
 from protofed.tree import Params
 
 TRAINABLE = federation(FedNova()).networks_of("ann").trainable
@@ -158,6 +159,19 @@ def test_momentum_of_the_server_on_numbers() -> None:
     assert found == pytest.approx([6.0, 13.5, 21.375])
     # Statistics are averaged without momentum: 6 more in each round.
     assert state.params["features.1.running_mean"][0].item() == pytest.approx(18.0)
+
+
+def test_momentum_of_the_server_knows_the_rate_that_the_schedule_gives_the_round() -> None:
+    method = FedNova(server_momentum=0.5)
+    of = federation(method, optimizer=Sgd(lr=0.1), schedule=StepRate(every=1, factor=0.5))
+    state = method.init_server(of.server_context(0, "round"))
+    state = WithVelocity(tree.map(torch.zeros_like, state.params), state.velocity)
+    for t in range(3):
+        uploads = [("ann", upload_of(state.params, 6.0, 3, 2.0, 2))]
+        state = method.aggregate(state, uploads, of.server_context(t, "round"))
+    # The rates are those of the test above, by the schedule: steps of 6, 7.5 and 7.875.
+    assert state.params["classifier.bias"][0].item() == pytest.approx(21.375)
+    assert of.server_context(3, "finish").rate_share == 1.0, "a schedule holds in rounds"
 
 
 def test_three_rounds_are_those_of_the_paper() -> None:

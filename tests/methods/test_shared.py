@@ -83,6 +83,8 @@ FULL = Sgd(lr=0.3, momentum=0.9, weight_decay=0.1, nesterov=True, clip_norm=10.0
 def test_an_optimiser_of_its_own_is_the_configured_one_unless_something_is_set() -> None:
     assert own_optimizer(FULL, 0.0, "configured") is FULL
     assert own_optimizer(FULL, 0.05, "configured") == replace(FULL, lr=0.05)
+    assert own_optimizer(FULL, 0.08, "configured", halvings=2) == replace(FULL, lr=0.02)
+    assert own_optimizer(FULL, 0.0, "configured", halvings=2) is FULL, "its rate has been halved"
     assert own_optimizer(Sam(FULL, rho=0.2), 0.05, "configured") == Sam(replace(FULL, lr=0.05), rho=0.2)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,16 @@ from protofed import BadInput, RunFailed
 from protofed.api.contexts import Reply
 from protofed.api.requests import Fit, Objective
 from protofed.engine.federation import Federation
+from protofed.engine.round import RoundClients
+from protofed.engine.state import State
 from protofed.engine.training import Training
 from protofed.methods.ditto import Ditto
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.fedavg_ft import FedAvgFT
 from protofed.methods.fedrep import FedRep
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import Failure, Reason
+from protofed.runtimes.base import NO_TICKET, Failure, Reason
 from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.divergence import Diverged, are_finite, explained
 from protofed.runtimes.sequential import Sequential, fit
@@ -236,6 +240,53 @@ def test_a_client_may_repeat_its_round_at_half_the_rate_until_it_stays_finite() 
     alone.advance(alone.start())
     assert bits(seen["c01"]) == bits(found["c01"]), "the round is the one with the lower rate"
     assert bits(seen["c00"]) != bits(found["c00"]), "others keep theirs"
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (Ditto(personal_lr=0.08), [0.025, 0.02]),
+        (Ditto(), [0.025, 0.025]),
+        (FedRep(head_lr=0.08), [0.02, 0.025]),
+        (FedAvgFT(fine_tuning_lr=0.08, fine_tuning_optimizer="sgd"), [0.025, 0.02]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_rate_that_the_method_sets_is_halved_too(method: Any, expected: list[float]) -> None:
+    """The second repetition: a quarter of 0.08, and of the configured 0.1."""
+    of = Federation(method, tiny(), federation("retry_half_lr").training)
+    clients = RoundClients(of, State(0, of.initial_server, {}), of.ids, "round")
+    call = SimpleNamespace(ticket=NO_TICKET, tests="none", sent={"c01": method.message_for(of.initial_server, "c01")})
+    call.step, call.evaluates = method.train, False
+    job = clients._job("c01", call, halvings=2)
+    rates: list[float] = []
+
+    def noted(request: Any) -> Any:
+        rates.append(request.optimizer.lr)
+        return request.params
+
+    of.runtime.answer = noted
+    of.runtime.reply(job, job.memory(of.runtime.store))
+    assert rates == expected
+
+
+@dataclass(frozen=True)
+class FragileOwn(Fragile):
+    """Diverges at client c01 while a rate of the method's own, halved, is above the limit."""
+
+    async def train(self, local: Any, message: Any, memory: Any) -> Any:
+        term = Objective(partial(self.breaking, local.id == "c01" and 0.08 / 2**local.halvings > self.limit))
+        return Reply(WeightUpload(await local.fit(term, params=message.params), local.num_examples), memory)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES.values(), ids=RUNTIMES)
+def test_a_client_is_told_how_often_its_rate_was_halved(runtime: Any) -> None:
+    with_runtime = runtime()
+    of = Federation(FragileOwn(), tiny(), federation("retry_half_lr").training, with_runtime)
+    state = of.advance(of.start())
+    with_runtime.close()
+    assert state.repeats == {"c01": 2}
+    assert state.failures == ()
 
 
 def test_a_client_that_diverges_at_any_rate_is_left_out() -> None:

@@ -15,9 +15,10 @@ from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.data.transforms import Transform
 from protofed.nn.networks import Model, Networks
+from protofed.optim.kept import part_of, with_part
 from protofed.optim.optimizers import Optimizer
 from protofed.seeds import derive_seed, generator
-from protofed.tree import Params, Tree, record
+from protofed.tree import Params, Tree, record, select
 
 Memory = TypeVar("Memory")
 Upload = TypeVar("Upload")
@@ -54,6 +55,28 @@ class _WithoutTerms:
         return self.statistic(model, batch, *context[: self.num_contexts])
 
 
+@dataclass
+class Carried:
+    """The optimiser's state for all weights of a client that may train: what its main training of a round goes on from,
+    and in the end what that training left. It is the first training of the step with the configured optimiser."""
+
+    state: Tree
+    is_taken: bool = False
+
+    async def through(self, request: Fit) -> Any:
+        """The answer to the main training, once it has been done."""
+        self.is_taken = True
+        weights, trained = select(request.params, request.networks.trainable), [list(t) for t in request.trained()]
+        names = [name for chosen in trained for name in chosen]
+        if len(names) != len(set(names)):
+            raise ValueError('training.optimizer_state = "kept": two objectives train the same weights in turns')
+        states = tuple(part_of(self.state, weights, chosen) for chosen in trained)
+        answer, left = await replace(request, states=states)
+        for chosen, part in zip(trained, left, strict=True):
+            self.state = with_part(self.state, weights, chosen, part)
+        return answer
+
+
 @dataclass(frozen=True)
 class ClientContext:
     """What a client's step works with: its own data and networks, and the runtime's help."""
@@ -79,8 +102,13 @@ class ClientContext:
     """What its models are tested on."""
     rate_changes: bool = False
     """Whether the learning rate of `optimizer`, which is that of this round, is another one in other rounds."""
+    halvings: int = 0
+    """How often its learning rates were halved, since it diverged in this round: that of `optimizer` is halved already,
+    a rate that a method sets is for the method to halve."""
     fine_tune: int = 0
     """Epochs in which it fine-tunes the model that it would use, before that is tested."""
+    carried: Carried | None = None
+    """The optimiser's state that is kept from round to round; None: every training begins afresh."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 
@@ -135,7 +163,7 @@ class ClientContext:
         for term, term_context in self.terms:
             objectives = tuple(replace(o, loss=_Sum(o.loss, term)) for o in objectives)
             context = (*context, term_context)
-        return await Fit(
+        request = Fit(
             networks=self.networks,
             params=params,
             context=context,
@@ -149,6 +177,9 @@ class ClientContext:
             rate_changes=self.rate_changes and optimizer is None,
             fold=fold,
         )
+        carried = self.carried
+        is_main = optimizer is None and carried is not None and not carried.is_taken
+        return await (carried.through(request) if carried is not None and is_main else request)
 
     async def total(
         self,
@@ -195,6 +226,8 @@ class ServerContext:
     """The root of the server's draws in this setup, round or finish."""
     answer: Callable[[Request[Any]], Any]
     """Does the work that a request names, on data that the server has."""
+    rate_share: float = 1.0
+    """The learning rate of clients in this round, as a share of that of `optimizer`: what the schedule says."""
     _fits: Iterator[int] = field(default_factory=itertools.count)
 
     @property

@@ -81,12 +81,20 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
 
     tags: ClassVar[tuple[Tag, ...]] = ()
     """What kind of method it is."""
-    private: ClassVar[Patterns] = ()
-    """Weights that never leave the client."""
     has_plain_classifier: ClassVar[bool] = True
     """Whether the classifier reads `Model.embedding`, so that a server can retrain it on features."""
     retrains_classifier: ClassVar[bool] = False
     """Of a wrapper: whether its server retrains the base's classifier on features."""
+
+    @property
+    def private(self) -> Patterns:
+        """Weights that never leave the client."""
+        return ()
+
+    @property
+    def needs_fresh_optimizer(self) -> str:
+        """Why clients cannot keep their optimiser's state from round to round; empty if they can."""
+        return ""
 
     @property
     def clients_use(self) -> UsedModel:

@@ -45,7 +45,7 @@ class Request(Generic[T_co]):
 @dataclass(frozen=True)
 class Fit(Request[Any]):
     """Train: each batch takes one optimiser step for each objective in turn. The answer is the weights; with `fold` it
-    is the weights and the folded sums."""
+    is the weights and the folded sums. With `states`, it is that and the states after the last step."""
 
     objectives: tuple[Objective, ...]
     optimizer: Optimizer
@@ -56,6 +56,8 @@ class Fit(Request[Any]):
     fold: Callable[..., Tree] | None = None
     """A statistic `fold(model, batch, *context)`, summed over the batches of the last epoch. It is given the model of
     the first objective's loss, before that batch's step, and no gradient flows through it."""
+    states: tuple[Tree, ...] | None = None
+    """What the optimiser goes on from, for each objective; None: it begins afresh, and its state is not wanted."""
 
     def trained(self) -> list[Params]:
         """The weights that each objective changes, of those that the request begins with."""

@@ -17,6 +17,9 @@ from protofed.api.method import Method, UsedModel, validate, with_weighting
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
+from protofed.engine.around import unwrapped
+from protofed.engine.norm_statistics import with_norm_statistics
+from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State, Traffic
 from protofed.engine.test_sets import client_tests, is_testable, pooled_tests
@@ -62,7 +65,9 @@ class Federation:
             what = f"training.held_out_clients is {t.held_out_clients}, but the task has {count} clients"
             raise BadInput(f"{what}: one must be left to train")
         sampled = len(self.sampled(0))
-        problems = [f"{key}: {why}" for key, why in validate(self.method, t.optimizer, t.batch_size, self.spec)]
+        problems = [
+            f"{key}: {why}" for key, why in validate(unwrapped(self.method), t.optimizer, t.batch_size, self.spec)
+        ]
         if t.on_divergence == "retry_half_lr" and rate_of(t.optimizer) is None:
             problems.append(
                 f'training.on_divergence = "retry_half_lr": {t.optimizer!r} has no learning rate to be halved'
@@ -75,6 +80,11 @@ class Federation:
             )
         if problems:
             raise BadInput("\n".join(problems))
+        if t.norm_statistics != "averaged" or t.optimizer_state != "fresh":
+            method = unwrapped(self.method)  # a copy of a federation has been here before
+            method = with_norm_statistics(method, t.norm_statistics, self.spec, t.optimizer, t.seed)
+            method = with_optimizer_state(method, t.optimizer_state, self.spec, t.optimizer)
+            object.__setattr__(self, "method", method)
 
     def start(self) -> State:
         if self.uploads.stages:
@@ -306,6 +316,7 @@ class Federation:
             seed=t.seed,
             phase_seed=derive_seed(t.seed, phase, round),
             answer=self._server_answer,
+            rate_share=t.schedule.share(round, t.rounds) if phase == "round" else 1.0,
         )
 
 

@@ -16,6 +16,7 @@ from protofed.api.contexts import ServerContext
 from protofed.api.evaluation import Evaluation, evaluation_spec
 from protofed.api.method import Step
 from protofed.api.task import ClientId
+from protofed.engine.around import unwrapped
 from protofed.engine.collector import Collector
 from protofed.engine.message import WireMessage
 from protofed.engine.state import State, Traffic
@@ -155,7 +156,7 @@ class RoundClients:
         return outcome
 
     def _divergence(self, failure: Failure) -> str:
-        method = type(self._federation.method).__name__
+        method = type(unwrapped(self._federation.method)).__name__
         return (
             f"{self._where}: client {failure.client} diverged with {method}: {failure.detail}. "
             'Lower the learning rate, or set training.on_divergence to "retry_half_lr" or "skip"; '
@@ -211,7 +212,7 @@ class RoundClients:
         context = federation.client_context(client, state.round, self._phase, call.ticket.call)
         context = replace(context, tests=federation.test_sets(client, call.tests))
         if halvings:
-            context = replace(context, optimizer=halved(context.optimizer, halvings))
+            context = replace(context, optimizer=halved(context.optimizer, halvings), halvings=halvings)
         return Job(
             client,
             call.step,

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Interval
 
 from protofed.api.method import Weighting
+from protofed.engine.norm_statistics import NormStatistics
+from protofed.engine.optimizer_state import OptimizerState
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.optim.schedules import ConstantRate, Schedule
 
@@ -33,7 +35,11 @@ class Training:
     seed: Annotated[int, Ge(0)] = 0
     """The root of every draw."""
     optimizer: Optimizer = field(default_factory=lambda: Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5))
-    """What clients train with; made anew in every round."""
+    """What clients train with."""
+    optimizer_state: OptimizerState = "fresh"
+    """Whether every training begins with a new state of the optimiser, or a client's main training of a round goes on
+    from the momentum or the moments that its last one left. The main training is the first of the round that is with
+    the configured optimiser, and not with one of the method's own; all others begin afresh."""
     schedule: Schedule = ConstantRate()  # noqa: RUF009 (it is frozen, so it can be shared)
     """How the learning rate of clients changes over the rounds. It holds where a client trains with the configured
     optimiser in a round. Training before the first round, after the last one or before a test, at the server, or with
@@ -41,6 +47,10 @@ class Training:
     weighting: Weighting = "examples"
     """How clients count in the mean of their weights, in every method whose own `weighting` does not differ: by their
     numbers of examples, or equally."""
+    norm_statistics: NormStatistics = "averaged"
+    """What becomes of the running statistics of layers of normalisation: they are sent and averaged like weights; or
+    every client keeps its own, trains from them and is tested with them; or they are dropped, so that every training
+    begins with the initial ones and models are tested with those."""
     over_selection: Annotated[float, Interval(ge=1, le=10)] = 1.0
     """So many times as many clients are asked as `fraction` says, for those that will not reply; all that do count."""
     deadline: Annotated[float, Ge(0)] = 0.0

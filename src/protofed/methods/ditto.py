@@ -69,7 +69,7 @@ class Ditto(GlobalModel[OwnWeights]):
             params=memory.params,
             context=(anchor,),
             epochs=self.personal_epochs or client.epochs,
-            optimizer=own_optimizer(client.optimizer, self.personal_lr, self.personal_optimizer),
+            optimizer=own_optimizer(client.optimizer, self.personal_lr, self.personal_optimizer, client.halvings),
         )
         return Reply(WeightUpload(params, client.num_examples), OwnWeights(personal))
 

@@ -67,7 +67,7 @@ class FedAvgFT(GlobalModel[OwnWeights]):
             params=message.params,
             context=(message, memory),
             epochs=self.fine_tuning_epochs,
-            optimizer=own_optimizer(client.optimizer, self.fine_tuning_lr, self.fine_tuning_optimizer),
+            optimizer=own_optimizer(client.optimizer, self.fine_tuning_lr, self.fine_tuning_optimizer, client.halvings),
         )
         return Reply(Nothing(), OwnWeights(params))
 

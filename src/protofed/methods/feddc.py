@@ -31,6 +31,7 @@ from protofed.api.method import NonNegative, SettingErrors
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.control_variates import (
+    OWN_GRADIENTS,
     added,
     corrected,
     drift_penalty,
@@ -84,6 +85,8 @@ class FedDC(WeightSharing[Decoupled, Guided, Decoupling, GradientUpload]):
     """α: how strongly a client is held to the received weights, less its drift."""
     gradient_correction: bool = True
     """Whether gradients are corrected; without, the penalty is all, and that of FedDyn."""
+
+    needs_fresh_optimizer = OWN_GRADIENTS
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("FedDC", optimizer)

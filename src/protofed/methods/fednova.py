@@ -31,7 +31,14 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import NonNegative, SettingErrors
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods._shared.control_variates import effective_steps, needs_sgd, num_steps, rate_in_round, zeros
+from protofed.methods._shared.control_variates import (
+    OWN_GRADIENTS,
+    effective_steps,
+    needs_sgd,
+    num_steps,
+    rate_in_round,
+    zeros,
+)
 from protofed.methods.families import Summands, Totals, Weights, WeightSharing, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
@@ -57,6 +64,8 @@ class FedNova(WeightSharing[WithVelocity, Weights, Nothing, NormalisedUpload]):
     below 1."""
     server_momentum: Annotated[float, Interval(ge=0, lt=1)] = 0.0
     """γ, how much of the server's last update is taken once more."""
+
+    needs_fresh_optimizer = OWN_GRADIENTS
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("FedNova", optimizer)
@@ -88,7 +97,7 @@ class FedNova(WeightSharing[WithVelocity, Weights, Nothing, NormalisedUpload]):
         steps = mean.taken if self.proximal_weight else mean.steps
         delta = {name: steps * direction[name] for name in server.networks.trainable}
         if self.server_momentum:
-            lr = rate_in_round(server.optimizer, server.round, "FedNova")
+            lr = rate_in_round(server.optimizer, server.round, "FedNova") * server.rate_share
             velocity = {name: self.server_momentum * velocity[name] + leaf / lr for name, leaf in delta.items()}
             delta = {name: lr * leaf for name, leaf in velocity.items()}
         stepped = {name: (state.params[name] + leaf).to(state.params[name].dtype) for name, leaf in delta.items()}

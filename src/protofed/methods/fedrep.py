@@ -53,7 +53,7 @@ class FedRep(PartSharing):
             params=params,
             context=(message, memory),
             epochs=self.head_epochs,
-            optimizer=own_optimizer(client.optimizer, self.head_lr, self.head_optimizer),
+            optimizer=own_optimizer(client.optimizer, self.head_lr, self.head_optimizer, client.halvings),
         )
         params = await client.fit(Objective(self.loss, freezes=CLASSIFIER), params=params, context=(message, memory))
         return Reply(WeightUpload(without(params, CLASSIFIER), client.num_examples), self.remember(params, memory))

@@ -24,7 +24,14 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Positive, SettingErrors
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods._shared.control_variates import added, inner_product, mean_gradient, needs_sgd, zeros
+from protofed.methods._shared.control_variates import (
+    OWN_GRADIENTS,
+    added,
+    inner_product,
+    mean_gradient,
+    needs_sgd,
+    zeros,
+)
 from protofed.methods._shared.losses import cross_entropy
 from protofed.methods.families import PublicWeights, Totals, Weights, WeightUpload
 from protofed.nn.networks import Model
@@ -54,6 +61,8 @@ class Scaffold(PublicWeights[Controlled, ControlVariate, ControlledUpload]):
     tags = ("global",)
     server_lr: Positive = 1.0
     """η_g, the global step size: how far the server goes towards the mean of the clients' weights."""
+
+    needs_fresh_optimizer = OWN_GRADIENTS
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return needs_sgd("SCAFFOLD", optimizer)

@@ -98,6 +98,8 @@ class Networks:
         self.initial_buffers = {n: t.detach().clone() for n, t in entries.params.items() if n not in self.trainable}
         self.normalisation = tuple(name for p, module in parts.items() for name in normalising(p, module, entries))
         """Names of the entries of `Params` that belong to layers of normalisation, weights and statistics."""
+        self.statistics = {n: self.initial_buffers[n] for n in self.normalisation if n in self.initial_buffers}
+        """The running statistics of these layers, as they are initially."""
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from protofed.api.method import Method, Weighting
 from protofed.api.task import Task
+from protofed.engine.norm_statistics import NormStatistics
+from protofed.engine.optimizer_state import OptimizerState
 from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Optimizer, Sgd
@@ -31,6 +33,7 @@ def run(
     epochs: int = 5,
     batch_size: int = 64,
     optimizer: Optimizer = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-5),  # noqa: B008, immutable
+    optimizer_state: OptimizerState = "fresh",
     schedule: Schedule = ConstantRate(),  # noqa: B008, immutable
     fraction: float = 1.0,
     full_last_round: bool = False,
@@ -38,6 +41,7 @@ def run(
     held_out_clients: int = 0,
     minimum_replies: int = 1,
     weighting: Weighting = "examples",
+    norm_statistics: NormStatistics = "averaged",
     over_selection: float = 1.0,
     deadline: float = 0.0,
     attempts: int = 3,
@@ -74,8 +78,10 @@ def run(
         minimum_replies=minimum_replies,
         seed=seed,
         optimizer=optimizer,
+        optimizer_state=optimizer_state,
         schedule=schedule,
         weighting=weighting,
+        norm_statistics=norm_statistics,
         over_selection=over_selection,
         deadline=deadline,
         attempts=attempts,

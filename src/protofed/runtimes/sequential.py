@@ -111,7 +111,7 @@ def fit(request: Fit, precision: Precision = "float32") -> Any:
     is_last_epoch = plan.is_last_epoch.tolist() if request.fold else []
     buffers = networks.buffer_copies(params)
     params |= buffers  # the networks update them in place
-    states = [request.optimizer.init(weights) for weights in trained]
+    states = list(request.states or [request.optimizer.init(weights) for weights in trained])
     with _seeded(request):
         for step in range(len(plan.index)):
             batch = batch_at(request.data, plan, step, request.transform)
@@ -122,9 +122,11 @@ def fit(request: Fit, precision: Precision = "float32") -> Any:
                 weights, states[i] = request.optimizer.step(slope, weights, states[i])
                 params |= weights
     networks.check_unchanged()
-    if not all(are_finite([((params, folded.sums), losses)])):
+    left = () if request.states is None else tuple(states)
+    if not all(are_finite([((params, folded.sums, left), losses)])):
         raise explained(request, partial(fit, precision=precision))
-    return params if request.fold is None else (params, folded.sums)
+    answer = params if request.fold is None else (params, folded.sums)
+    return answer if request.states is None else (answer, left)
 
 
 class _Folded:

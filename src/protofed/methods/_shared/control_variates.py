@@ -13,6 +13,11 @@ from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.tree import Params
 
+OWN_GRADIENTS = (
+    "the method takes an update for a sum of the gradients of its round, and a kept momentum holds those of earlier "
+    "rounds too"
+)
+
 
 def needs_sgd(method: str, optimizer: Optimizer) -> SettingErrors:
     """The error for any other optimiser: only with SGD is an update a sum of gradients in known proportions."""

@@ -10,9 +10,10 @@ OwnOptimizer = Literal["configured", "sgd"]
 """The configured optimiser, or gradient descent without momentum and weight decay."""
 
 
-def own_optimizer(configured: Optimizer, lr: float, choice: OwnOptimizer) -> Optimizer:
+def own_optimizer(configured: Optimizer, lr: float, choice: OwnOptimizer, halvings: int = 0) -> Optimizer:
     """What a client trains its own with; a rate of 0 is the configured one. Clipping stays as configured, and a rate
-    that falls from round to round falls here too."""
+    that falls from round to round falls here too. A rate of its own is halved so often; the configured one has been."""
+    lr /= 2**halvings
     optimizer = _plain(configured, lr) if choice == "sgd" else configured
     if not lr:
         return optimizer

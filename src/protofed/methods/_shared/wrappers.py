@@ -39,6 +39,10 @@ class Wrapper(Method[Any, Any, Any, Any]):
     base: Method[Any, Any, Any, Any]
 
     @property
+    def needs_fresh_optimizer(self) -> str:
+        return self.base.needs_fresh_optimizer
+
+    @property
     def clients_use(self) -> UsedModel:
         return self.base.clients_use
 

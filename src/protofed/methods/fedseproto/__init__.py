@@ -77,6 +77,10 @@ class FedSeProto(Averages, Method[Shared, Shared, OwnWeights, PrototypeUpload]):
         """The weights that never leave a client with these settings."""
         return self.private if self.shares == "weights" else ("*",)
 
+    @property
+    def needs_fresh_optimizer(self) -> str:
+        return "" if self.phase_mode == "joint" else "phases take turns, each with an optimiser (method.phase_mode)"
+
     # ---- the server's half
 
     @property

@@ -210,8 +210,10 @@ class Cohort:
         if not isinstance(requests[0], Fit):
             wants_cpu = isinstance(requests[0], Map) and requests[0].to_cpu
             return moved_together(answers, CPU) if wants_cpu else answers
-        are_good = are_finite([((params, folded), [trouble]) for params, folded, trouble in answers])
-        fitted = [params if requests[0].fold is None else (params, folded) for params, folded, _ in answers]
+        are_good = are_finite([((params, folded, states), [trouble]) for params, folded, trouble, states in answers])
+        fitted = [params if requests[0].fold is None else (params, folded) for params, folded, *_ in answers]
+        if requests[0].states is not None:
+            fitted = [(answer, states) for answer, (*_, states) in zip(fitted, answers, strict=True)]
         triples = zip(requests, fitted, are_good, strict=True)
         return [answer if is_good else self._explained(request) for request, answer, is_good in triples]
 

@@ -124,11 +124,13 @@ class Lowering:
             networks, request.objectives, tuple(map(tuple, trained)), steady, has_rate, request.fold, self._precision
         )
         plan = _fit_plan(request)
-        start = params, *self._beginning(steady, trained, device)
+        fresh, zero = self._beginning(steady, trained, device)
+        start = params, fresh if request.states is None else list(request.states), zero
         key = body if request.fold is None else (body, spec(inputs), request.data.x.shape[1:])
         zeros, draws = self._tried(key, device, lambda: _step_of(request, plan, body, start, inputs))
         carry = (*start, zeros)
-        return Loop(body, carry, inputs, request.data, plan, request.transform, _fitted, draws)
+        answer = _fitted if request.states is None else _fitted_with_states
+        return Loop(body, carry, inputs, request.data, plan, request.transform, answer, draws)
 
     def _beginning(self, optimizer: Optimizer, trained: list[Params], device: torch.device) -> tuple[Tree, Tensor]:
         """The optimisers' states before the first step, and the 0 that says that all losses are finite. Clients share
@@ -198,9 +200,14 @@ def _generators(device: torch.device) -> list[Tensor]:
 
 
 def _fitted(last: Tree, _: Tree) -> Tree:
-    """The weights, the folded sums, and the number that is 0 if all losses are finite."""
+    """The weights, the folded sums, the number that is 0 if all losses are finite, and no states."""
     params, _, trouble, folded = last
-    return params, folded, trouble
+    return params, folded, trouble, ()
+
+
+def _fitted_with_states(last: Tree, _: Tree) -> Tree:
+    params, states, trouble, folded = last
+    return params, folded, trouble, tuple(states)
 
 
 def _step_of(request: Fit, plan: Plan, body: FitBody, start: Tree, inputs: Tree) -> Tree:
