@@ -31,6 +31,12 @@ GUARDS = (
         swap=("SIG_IGN", "SIG_DFL"),
     ),
     Guard(
+        id="stop-signal-of-others-ignored",
+        what="worker processes ignore SIGTERM unless their parent sends it",
+        tests="tests/runtimes/test_workers.py -k leave_signals",
+        swap=("sender == parent", "True"),
+    ),
+    Guard(
         id="killed-while-stopping",
         what="a round in which a process was killed while the run stopped does not count",
         tests="tests/faults/test_kills.py -k voids_the_round",

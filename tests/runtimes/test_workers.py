@@ -356,6 +356,25 @@ def test_processes_end_with_a_parent_that_is_killed_even_while_they_work() -> No
     await_end(children)
 
 
+UNCLOSED = """
+from doubles import tiny
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
+from protofed.methods.fedavg import FedAvg
+from protofed.runtimes.workers import Workers
+
+of = Federation(FedAvg(), tiny(), Training(rounds=2), Workers(3))
+of.advance(of.start())
+"""
+
+
+def test_a_program_that_does_not_close_its_runtime_ends() -> None:
+    """multiprocessing ends its processes by a signal that they ignore if others send it."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", UNCLOSED], env=environment, timeout=PATIENCE, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_processes_leave_signals_to_stop_to_their_parent(workers: Workers, number: int) -> None:
     """They neither die of them nor run the parent's handler."""
@@ -366,7 +385,7 @@ def test_processes_leave_signals_to_stop_to_their_parent(workers: Workers, numbe
         at_work = pids()
         assert len(at_work) == SIZE
         for pid in at_work:
-            os.kill(pid, number)
+            subprocess.run(["kill", f"-{number}", str(pid)], check=True)
         assert not of.advance(state).failures
         assert pids() == at_work
     finally:

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -61,7 +61,7 @@ class Failure:
     client: ClientId
     reason: Reason
     detail: str
-    is_killed: bool = False
+    is_killed: bool = field(default=False, compare=False)
     """Whether a signal ended the process that worked for the client."""
 
 
