@@ -25,7 +25,7 @@ def held_back() -> Iterator[None]:
 
 
 def leave_to_parent() -> None:
-    """Ignores signals to stop, also those that were held back. SIGTERM still ends the process if the parent sends it, as
+    """Ignores signals to stop, also those that were held back. SIGTERM ends the process if the parent sends it, as
     multiprocessing does. To be called before the process has other threads, which would get the signal."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     for number in (signal.SIGINT, signal.SIGHUP):
