@@ -37,7 +37,9 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
     stays so, as SIGHUP is under `nohup`."""
     stop = StopRequest()
     # A signal may arrive while rich prints or a module is imported. So the handlers only write bytes made beforehand.
-    at_most = f", or in {grace_period:g} s" if grace_period <= LONGEST else ""
+    is_limited = grace_period <= LONGEST
+    seconds = max(grace_period, 1e-3) if is_limited else 0  # 0: no timer
+    at_most = f", or in {grace_period:g} s" if is_limited else ""
     wish = f"\nstopping after this round{at_most}; {advice}\n".encode()
     end = (SHOW_CURSOR if err.is_terminal else b"") + b"\nstopped at once; what was saved is intact\n"
 
@@ -45,9 +47,7 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
         if stop.is_made():  # guard: second-signal-ends-at-once
             end_at_once(number, frame)  # guard: second-signal-ends-at-once
         stop.signal = number
-        if grace_period <= LONGEST:
-            # guard: grace-ends, first-signal-waits-for-round
-            signal.setitimer(signal.ITIMER_REAL, max(grace_period, 1e-3))
+        signal.setitimer(signal.ITIMER_REAL, seconds)  # guard: grace-ends, first-signal-waits-for-round
         with contextlib.suppress(OSError):
             os.write(2, wish)  # guard: signal-handler-says-ready-bytes
 
