@@ -26,7 +26,6 @@ BAD_INPUT, RUN_FAILED = 2, 3
 app = typer.Typer(
     epilog="Exit codes: 0 done, 2 bad input, 3 run failed, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
