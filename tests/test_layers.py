@@ -239,7 +239,7 @@ def test_a_run_loads_no_slow_library_that_few_runs_need() -> None:
     code = "import protofed; protofed.run('fedavg', 'minidigits', rounds=1, epochs=1, runtime='sequential')"
     loaded = loaded_by(code)
     assert "torch" in loaded
-    assert not loaded & {"sklearn", "scipy.stats", "pandas", "matplotlib", "typer", "protofed.methods.moon"}
+    assert not loaded & {"sklearn", "scipy.stats", "pandas", "matplotlib", "typer", "protofed.methods.fpl"}
 
 
 QUICK = [
