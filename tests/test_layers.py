@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from protofed.cli.app import app
+
 SOURCE = Path(__file__).parent.parent / "src"
 
 LAYERS = [
@@ -100,9 +102,13 @@ BANNED_CALLS = {
 }
 SAFE_SWITCHES = {"shell": "False", "allow_pickle": "False", "trust_remote_code": "False"}
 ALLOWED = {
+    "__init__.py": (
+        {"import_module(module), which data may name"},
+        "only modules that the package itself lists",
+    ),
     "api/registry.py": (
-        {"import_module(f'{self._package}.{name}'), which data may name"},
-        "only names that were found in the package's own folder",
+        {"import_module(source.module), which data may name"},
+        "only modules that a registry lists, or that were found in the package's own folder",
     ),
     "runs/config/user_classes.py": (
         {"importlib.import_module(name), which data may name"},
@@ -215,11 +221,44 @@ def test_the_ban_lets_harmless_code_pass(code: str) -> None:
     assert not list(faults(ast.parse(code)))
 
 
-def test_importing_protofed_loads_no_slow_library_that_few_runs_need() -> None:
-    slow = {"sklearn", "scipy.stats", "pandas", "matplotlib"}
-    code = f"import sys, protofed; print({slow} & sys.modules.keys())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "set()"
+def loaded_by(code: str) -> set[str]:
+    """The modules that are loaded when a process ends that ran this code."""
+    names = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    command = [sys.executable, "-c", f"{names}\n{code}"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(ended.stderr.splitlines()[-1].split())
+
+
+def test_importing_protofed_loads_nothing_slow() -> None:
+    loaded = loaded_by("import protofed; from protofed.methods import METHODS; list(METHODS)")
+    assert "protofed.api.registry" in loaded
+    assert not loaded & {"torch", "numpy", "pydantic"}
+
+
+def test_a_run_loads_no_slow_library_that_few_runs_need() -> None:
+    code = "import protofed; protofed.run('fedavg', 'minidigits', rounds=1, epochs=1, runtime='sequential')"
+    loaded = loaded_by(code)
+    assert "torch" in loaded
+    assert not loaded & {"sklearn", "scipy.stats", "pandas", "matplotlib", "typer", "protofed.methods.fpl"}
+
+
+QUICK = [
+    *(["--help"], ["--version"], ["methods"], ["methods", "--tag", "core", "--json"], ["tasks"], ["tasks", "--json"]),
+    *([name, "--help"] for name in ("run", "show", "compare", "demo", "methods", "tasks", "data")),
+    ["data", "inspect", "--help"],
+]
+
+
+@pytest.mark.parametrize("words", QUICK, ids=" ".join)
+def test_help_and_lists_do_not_wait_for_torch(words: list[str]) -> None:
+    loaded = loaded_by(f"import sys; sys.argv[1:] = {words}; from protofed.cli.app import main; main()")
+    assert "protofed.cli.app" in loaded
+    assert not loaded & {"torch", "numpy"}
+
+
+def test_every_command_is_among_those() -> None:
+    shown = {words[0] for words in QUICK if words[-1] == "--help"} - {"--help"}
+    assert shown == {*(command.callback.__name__ for command in app.registered_commands if command.callback), "data"}
 
 
 SHARED_BY_METHODS = {"families", "_shared"}

@@ -9,11 +9,14 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import protofed
 from protofed.api.describe import MethodText, settings_of, text_of
 from protofed.api.method import Method
-from protofed.api.registry import MethodClass
 from protofed.methods import METHODS, bases_of
+
+MethodClass = type[Method[Any, Any, Any, Any]]
 
 ROOT = Path(__file__).parent.parent
 COMMAND = "make docs"
@@ -84,7 +87,7 @@ def blocks_by_file(root: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     index = "\n".join(group_table(heading) for heading in METHODS.groups())
     yield root / "docs/methods/README.md", {"methods": f"\n{index}"}
     yield root / "README.md", {"methods": readme_table()}
-    yield root / "src/protofed/__init__.py", {"methods": exports()}
+    yield root / "src/protofed/__init__.py", {"exports": exports()}
     for name, method in METHODS.items():
         text = text_of(method)
         yield (
@@ -156,11 +159,22 @@ def is_reconstruction(method: MethodClass) -> bool:
 
 
 def exports() -> str:
-    """The imports for type checkers and the names for `from protofed import *`, in ruff's order."""
-    modules = sorted((method.__module__, method.__name__) for method in METHODS.values())
-    imports = [f"    from {module} import {name}" for module, name in modules]
-    names = sorted((name for _, name in modules), key=lambda name: (not name.isupper(), name))
-    return "\n".join(["if TYPE_CHECKING:", *imports, "", "__all__ += [", *(f'    "{name}",' for name in names), "]"])
+    """What `protofed` offers: the imports for type checkers, the modules of methods, and all names, in ruff's order."""
+    methods = {method.__name__: method.__module__ for method in METHODS.values()}
+    modules = protofed._MODULES | methods
+    imports = [
+        f"    from {module} import {', '.join(sorted((n for n in modules if modules[n] == module), key=ruff_order))}"
+        for module in sorted({*modules.values()})
+    ]
+    entries = [f'    "{name}": "{methods[name]}",' for name in sorted(methods, key=ruff_order)]
+    names = [f'    "{name}",' for name in sorted([*modules, "__version__"], key=ruff_order)]
+    lines = ["if TYPE_CHECKING:", *imports, "", "_METHODS = {", *entries, "}", "", "__all__ = [", *names, "]"]
+    return "\n".join(lines)
+
+
+def ruff_order(name: str) -> tuple[bool, bool, str]:
+    """Constants, then classes, then functions."""
+    return not name.isupper(), not name[0].isupper(), name
 
 
 def new_page(name: str) -> str:

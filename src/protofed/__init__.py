@@ -1,57 +1,50 @@
-"""Federated learning with prototypes, on PyTorch."""
+"""Federated learning with prototypes, on PyTorch. What it offers is imported when it is first asked for."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from protofed.api.contexts import ClientContext, Reply
-from protofed.api.method import Method
-from protofed.api.requests import Objective
-from protofed.api.task import Task
-from protofed.data.batches import Batch, Data
-from protofed.data.transforms import Transform
-from protofed.errors import BadInput, RunFailed
-from protofed.methods import METHODS
-from protofed.nn.networks import Model
-from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
-from protofed.optim.schedules import ConstantRate, CosineRate, StepRate
-from protofed.runs.results import Result
-from protofed.runs.run import run
-from protofed.runs.runtime_choice import RuntimeSettings
-from protofed.tasks import TASKS
-from protofed.tree import record
 from protofed.version import __version__
 
-__all__ = [
-    "METHODS",
-    "TASKS",
-    "Adam",
-    "AdamW",
-    "Asam",
-    "BadInput",
-    "Batch",
-    "ClientContext",
-    "ConstantRate",
-    "CosineRate",
-    "Data",
-    "Method",
-    "Model",
-    "Objective",
-    "Reply",
-    "Result",
-    "RmsProp",
-    "RunFailed",
-    "RuntimeSettings",
-    "Sam",
-    "Sgd",
-    "StepRate",
-    "Task",
-    "Transform",
-    "__version__",
-    "record",
-    "run",
-]
+_MODULES = {
+    "METHODS": "protofed.methods",
+    "TASKS": "protofed.tasks",
+    "Adam": "protofed.optim.optimizers",
+    "AdamW": "protofed.optim.optimizers",
+    "Asam": "protofed.optim.optimizers",
+    "BadInput": "protofed.errors",
+    "Batch": "protofed.data.batches",
+    "ClientContext": "protofed.api.contexts",
+    "ConstantRate": "protofed.optim.schedules",
+    "CosineRate": "protofed.optim.schedules",
+    "Data": "protofed.data.batches",
+    "Method": "protofed.api.method",
+    "Model": "protofed.nn.networks",
+    "Objective": "protofed.api.requests",
+    "Reply": "protofed.api.contexts",
+    "Result": "protofed.runs.results",
+    "RmsProp": "protofed.optim.optimizers",
+    "RunFailed": "protofed.errors",
+    "RuntimeSettings": "protofed.runs.runtime_choice",
+    "Sam": "protofed.optim.optimizers",
+    "Sgd": "protofed.optim.optimizers",
+    "StepRate": "protofed.optim.schedules",
+    "Task": "protofed.api.task",
+    "Transform": "protofed.data.transforms",
+    "record": "protofed.tree",
+    "run": "protofed.runs.run",
+}
+"""Where everything but the methods is. `make docs` writes the block below from this and from METHODS."""
 
-# generated: begin methods
+# generated: begin exports
 if TYPE_CHECKING:
+    from protofed.api.contexts import ClientContext, Reply
+    from protofed.api.method import Method
+    from protofed.api.requests import Objective
+    from protofed.api.task import Task
+    from protofed.data.batches import Batch, Data
+    from protofed.data.transforms import Transform
+    from protofed.errors import BadInput, RunFailed
+    from protofed.methods import METHODS
     from protofed.methods.averaging import Averaging
     from protofed.methods.ccvr import CCVR
     from protofed.methods.ditto import Ditto
@@ -92,14 +85,76 @@ if TYPE_CHECKING:
     from protofed.methods.moon import Moon
     from protofed.methods.pfedcspc import PFedCSPC
     from protofed.methods.scaffold import Scaffold
+    from protofed.nn.networks import Model
+    from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
+    from protofed.optim.schedules import ConstantRate, CosineRate, StepRate
+    from protofed.runs.results import Result
+    from protofed.runs.run import run
+    from protofed.runs.runtime_choice import RuntimeSettings
+    from protofed.tasks import TASKS
+    from protofed.tree import record
 
-__all__ += [
+_METHODS = {
+    "CCVR": "protofed.methods.ccvr",
+    "FPL": "protofed.methods.fpl",
+    "GA": "protofed.methods.ga",
+    "GRACE": "protofed.methods.grace",
+    "IFCA": "protofed.methods.ifca",
+    "Averaging": "protofed.methods.averaging",
+    "Ditto": "protofed.methods.ditto",
+    "FedALA": "protofed.methods.fedala",
+    "FedASAM": "protofed.methods.fedasam",
+    "FedAvg": "protofed.methods.fedavg",
+    "FedAvgFT": "protofed.methods.fedavg_ft",
+    "FedBN": "protofed.methods.fedbn",
+    "FedDC": "protofed.methods.feddc",
+    "FedDecorr": "protofed.methods.feddecorr",
+    "FedDyn": "protofed.methods.feddyn",
+    "FedETF": "protofed.methods.fedetf",
+    "FedFomo": "protofed.methods.fedfomo",
+    "FedGH": "protofed.methods.fedgh",
+    "FedMD": "protofed.methods.fedmd",
+    "FedMLP": "protofed.methods.fedmlp",
+    "FedNH": "protofed.methods.fednh",
+    "FedNTD": "protofed.methods.fedntd",
+    "FedNova": "protofed.methods.fednova",
+    "FedOPT": "protofed.methods.fedopt",
+    "FedPC": "protofed.methods.fedpc",
+    "FedPer": "protofed.methods.fedper",
+    "FedPerPlus": "protofed.methods.fedper_plus",
+    "FedProc": "protofed.methods.fedproc",
+    "FedProto": "protofed.methods.fedproto",
+    "FedProtoAvg": "protofed.methods.fedproto_avg",
+    "FedProx": "protofed.methods.fedprox",
+    "FedRep": "protofed.methods.fedrep",
+    "FedSR": "protofed.methods.fedsr",
+    "FedSeProto": "protofed.methods.fedseproto",
+    "FedSoup": "protofed.methods.fedsoup",
+    "LGFed": "protofed.methods.lg_fed",
+    "LocalOnly": "protofed.methods.local",
+    "Moon": "protofed.methods.moon",
+    "PFedCSPC": "protofed.methods.pfedcspc",
+    "Scaffold": "protofed.methods.scaffold",
+}
+
+__all__ = [
     "CCVR",
     "FPL",
     "GA",
     "GRACE",
     "IFCA",
+    "METHODS",
+    "TASKS",
+    "Adam",
+    "AdamW",
+    "Asam",
     "Averaging",
+    "BadInput",
+    "Batch",
+    "ClientContext",
+    "ConstantRate",
+    "CosineRate",
+    "Data",
     "Ditto",
     "FedALA",
     "FedASAM",
@@ -131,21 +186,36 @@ __all__ += [
     "FedSoup",
     "LGFed",
     "LocalOnly",
+    "Method",
+    "Model",
     "Moon",
+    "Objective",
     "PFedCSPC",
+    "Reply",
+    "Result",
+    "RmsProp",
+    "RunFailed",
+    "RuntimeSettings",
+    "Sam",
     "Scaffold",
+    "Sgd",
+    "StepRate",
+    "Task",
+    "Transform",
+    "__version__",
+    "record",
+    "run",
 ]
-# generated: end methods
+# generated: end exports
 
 if not TYPE_CHECKING:  # type checkers see the imports above, and report names that do not exist
 
     def __getattr__(name):
-        """The class of a method, `protofed.FPL`. Its module is imported when it is first asked for."""
-        method = METHODS.class_named(name) if name[:1].isupper() else None
-        if method is None:
+        module = _MODULES.get(name) or _METHODS.get(name)
+        if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = method
-        return method
+        globals()[name] = value = getattr(import_module(module), name)
+        return value
 
     def __dir__():
-        return sorted({*globals(), *(method.__name__ for method in METHODS.values())})
+        return sorted({*globals(), *__all__})

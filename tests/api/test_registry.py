@@ -1,4 +1,4 @@
-"""Methods are found in their folder, imported when asked for, and listed in the order that their classes say."""
+"""Methods are found in their folder, imported when asked for, and listed as their files say."""
 
 import subprocess
 import sys
@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import protofed
-from protofed.api.registry import GROUPS, MethodRegistry, group_of
+from protofed.api.describe import about
+from protofed.api.registry import GROUPS, MethodRegistry, Registry
 from protofed.methods import METHODS, bases_of
+from protofed.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -42,7 +44,7 @@ def package(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, modules: d
         path.parent.mkdir(exist_ok=True)
         path.write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(folder)
-    return MethodRegistry(name, [str(folder / name)])
+    return MethodRegistry(name, folder / name)
 
 
 def output_of(code: str) -> str:
@@ -62,7 +64,6 @@ def test_a_file_in_the_folder_is_all_that_a_method_takes(tmp_path: Path, monkeyp
     registry = package(tmp_path, monkeypatch, "some_methods", modules)
     assert list(registry) == ["new_one"]
     assert registry["new_one"].__name__ == "NewOne"
-    assert registry.class_named("NewOne") is registry["new_one"]
     assert "helpers" not in registry
     with pytest.raises(KeyError):
         registry["helpers"]
@@ -71,10 +72,12 @@ def test_a_file_in_the_folder_is_all_that_a_method_takes(tmp_path: Path, monkeyp
 def test_a_method_may_be_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {
         "__init__.py": "",
-        "large/__init__.py": "from packaged_methods.large.method import Large\n",
-        "large/method.py": MODULE.format(title="Large", venue="ICML 2020", name="Large", tags=("global",)),
+        "large/__init__.py": MODULE.format(title="Large", venue="ICML 2020", name="Large", tags=("global",)),
+        "large/losses.py": "",
     }
-    assert list(package(tmp_path, monkeypatch, "packaged_methods", modules)) == ["large"]
+    registry = package(tmp_path, monkeypatch, "packaged_methods", modules)
+    assert list(registry) == ["large"]
+    assert registry["large"].__name__ == "Large"
 
 
 def test_what_a_module_imports_from_another_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,7 @@ def test_what_a_module_imports_from_another_is_not_its_own(tmp_path: Path, monke
 
 def test_two_methods_in_one_module_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = MODULE.format(title="A", venue="ICML 2020", name="A", tags=("global",))
-    code += "\n\n@dataclass(frozen=True)\nclass B(A):\n    pass\n"
+    code += "\n\n@dataclass(frozen=True)\nclass B(A):\n    tags = ('global',)\n"
     registry = package(tmp_path, monkeypatch, "double_methods", {"__init__.py": "", "a.py": code})
     with pytest.raises(TypeError, match=r"double_methods\.a has more than one method \(A, B\)"):
         list(registry)
@@ -116,14 +119,25 @@ def test_every_method_is_in_one_group_and_those_of_a_group_stand_together() -> N
     assert [name for names in METHODS.groups().values() for name in names] == list(METHODS)
     assert all(METHODS.groups().values())
     assert METHODS.groups()[GROUPS["core"]] == ["fpl", "fedseproto", "pfedcspc", "fedpc"]
-    assert group_of(METHODS["fedproto"]) == "a model for each client"
-    assert group_of(METHODS["ccvr"]) == "around another method"
+    assert METHODS.source("fedproto").group == "a model for each client"
+    assert METHODS.source("ccvr").group == "around another method"
 
 
 def test_every_file_of_the_folder_that_describes_a_method_is_one() -> None:
     folder = ROOT / "src" / "protofed" / "methods"
-    described = {path.stem for path in folder.glob("*.py") if "\nSends: " in path.read_text(encoding="utf-8")}
-    assert described <= set(METHODS)
+    files = {path.stem: path for path in folder.glob("*.py")}
+    files |= {path.parent.name: path for path in folder.glob("*/__init__.py")}
+    described = {name for name, path in files.items() if "\nSends: " in path.read_text(encoding="utf-8")}
+    assert described == set(METHODS)
+
+
+@pytest.mark.parametrize("registry", [METHODS, TASKS], ids=["methods", "tasks"])
+def test_what_is_read_from_a_file_is_what_the_class_says(registry: Registry[object]) -> None:
+    for name, cls in registry.items():
+        source = registry.source(name)
+        assert (source.module, source.name) == (cls.__module__, cls.__name__)
+        assert source.summary == about(cls).split("\n\n")[0]
+        assert source.tags == getattr(cls, "tags", ())
 
 
 def test_every_method_says_what_kind_it_is() -> None:

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 from clocks import PATIENCE, wait_for
-from protofed import METHODS, RunFailed
+from protofed import METHODS, RunFailed, __version__
 from protofed.cli import app
 from protofed.runs.sweep import Outcome
 
@@ -157,6 +157,11 @@ def test_an_error_of_a_process_is_its_exit_code(tmp_path: Path) -> None:
     assert "nowhere.toml: there is no such file" in ended.stderr
 
 
+def test_the_version() -> None:
+    shown = protofed("--version")
+    assert (shown.returncode, shown.stdout.split()) == (0, ["protofed", __version__])
+
+
 def test_methods_and_tasks_in_text_and_json() -> None:
     listed = json.loads(protofed("methods", "--json").stdout)
     assert list(listed) == list(METHODS)
@@ -275,7 +280,7 @@ def test_compare_reports_what_failed_and_what_did_not(tmp_path: Path) -> None:
 def test_a_comparison_whose_runs_end_before_their_time_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "two.toml").write_text(COMPARISON)
     stopped = lambda configs, *_, **__: [Outcome([], is_done=False) for _ in configs]  # noqa: E731
-    monkeypatch.setattr("protofed.cli.compare.sweep", stopped)
+    monkeypatch.setattr("protofed.runs.sweep.sweep", stopped)
     monkeypatch.setattr(
         sys, "argv", ["protofed", "compare", str(tmp_path / "two.toml"), "--out", str(tmp_path / "out")]
     )

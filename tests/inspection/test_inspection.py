@@ -19,7 +19,6 @@ from protofed.errors import BadInput
 from protofed.inspection import Inspection, inspect
 from protofed.runs.config import config
 from protofed.runs.runner import execute
-from protofed.tasks import TASKS
 from protofed.tasks.custom import Custom
 
 Draw = Callable[..., Path]
@@ -413,12 +412,6 @@ def test_tables_with_no_useful_column_are_an_error(tmp_path: Path) -> None:
 # ---- the file
 
 
-@pytest.fixture
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "custom", Custom)
-
-
-@pytest.mark.usefixtures("_registered")
 @pytest.mark.parametrize("kind", ["scans", "tables"])
 def test_the_file_runs_as_it_is(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -435,7 +428,6 @@ def test_the_file_runs_as_it_is(
     assert tomllib.loads(loaded.toml())["task"]["path"] == "data"
 
 
-@pytest.mark.usefixtures("_registered")
 def test_awkward_names_come_back_from_the_file_as_they_were(tmp_path: Path) -> None:
     name = 'a "b" \\ ü\x7f'
     column = f'"{name.replace(chr(34), chr(34) * 2)}"'
@@ -449,7 +441,6 @@ def test_awkward_names_come_back_from_the_file_as_they_were(tmp_path: Path) -> N
     loaded.build()
 
 
-@pytest.mark.usefixtures("_registered")
 def test_the_file_on_the_page_for_users_is_an_experiment() -> None:
     page = Path(__file__).parents[2] / "docs" / "your-data.md"
     [toml] = re.findall(r"^```toml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -56,6 +56,15 @@ def test_auto_tries_how_long_a_step_takes(layer: type[nn.Module], expected: type
     assert isinstance(RuntimeSettings().build(task, Training(epochs=1, batch_size=1000)), expected)
 
 
+def test_a_step_is_timed_with_the_threads_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, during = torch.get_num_threads(), list[int]()
+    timing = lambda task, batch_size: during.append(torch.get_num_threads()) or 0.0  # type: ignore[func-returns-value]  # noqa: E731
+    monkeypatch.setattr("protofed.runs.runtime_choice.step_seconds", timing)
+    RuntimeSettings(threads=3).build(tiny(), LITTLE)
+    assert during == [3]
+    assert torch.get_num_threads() == before
+
+
 def test_a_trial_draws_nothing() -> None:
     before = torch.get_rng_state()
     assert step_seconds(tiny(), 4) > 0

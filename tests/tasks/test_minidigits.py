@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -46,6 +47,19 @@ def test_fresh_builds_are_equal_and_leave_the_global_generator_alone() -> None:
         for field in fields(Domain):
             arrays = [getattr(built[name], field.name) for built in (first, second, domains())]
             assert arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes(), (name, field.name)
+
+
+def test_the_images_are_the_same_where_libraries_keep_their_files_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = domains()
+    for module in ("minidigits", "minidigits_drawing"):
+        monkeypatch.setattr(f"protofed.datasets.{module}.package_folder", lambda name: tmp_path)
+    found = build()
+    for name in NAMES:
+        for field in fields(Domain):
+            arrays = [getattr(built[name], field.name) for built in (found, usual)]
+            assert np.array_equal(*arrays), (name, field.name)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Evaluation, Outcomes, evaluation_of, outcomes_of
+from protofed.api.registry import Tag
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
@@ -33,11 +34,6 @@ from protofed.tree import Nothing, Params
 # The ranges of hyper-parameters.
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
-
-Tag = Literal["core", "global", "personal", "prototype", "heterogeneous", "server-side", "wrapper", "reconstruction"]
-"""Kinds of methods: the four systems that protofed is built on; one model for all; one for each client; prototypes
-travel; clients may have different networks; the server trains or corrects; it goes around another method; and: the
-paper leaves so much open that this is a guess."""
 
 UsedModel = Literal["public model", "own models"]
 """What clients use: one model for all, or each its own."""

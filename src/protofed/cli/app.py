@@ -1,8 +1,12 @@
-"""The command `protofed`. Exit codes: 0 done, 2 bad input, 3 run failed, 130 Ctrl-C, 143 SIGTERM."""
+"""The command `protofed`. Exit codes: 0 done, 2 bad input, 3 run failed, 130 Ctrl-C, 143 SIGTERM.
+
+The modules of commands import torch, and what needs it, only inside functions: help and lists come at once.
+"""
 
 import logging
 import signal
 import sys
+from typing import Annotated
 
 import typer
 from rich.logging import RichHandler
@@ -15,20 +19,34 @@ from protofed.cli.run import run, show
 from protofed.cli.signals import SIGNALLED
 from protofed.cli.tasks import tasks
 from protofed.errors import BadInput, RunFailed
+from protofed.version import __version__
 
 BAD_INPUT, RUN_FAILED = 2, 3
 
 app = typer.Typer(
-    help="Federated learning with prototypes.",
     epilog="Exit codes: 0 done, 2 bad input, 3 run failed, 130 stopped by Ctrl-C, 143 stopped by SIGTERM.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 for command in (run, show, compare, demo, methods, tasks):
     app.command()(command)
 app.add_typer(data.app, name="data")
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"protofed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def protofed(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning with prototypes."""
 
 
 def main() -> None:

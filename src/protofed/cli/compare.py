@@ -3,20 +3,17 @@
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, OutDir, err, out, print_json, say
 from protofed.cli.signals import stop_on_signal
 from protofed.errors import BadInput, RunFailed
-from protofed.reports import comparison as reporting
-from protofed.reports import demo as demonstration
-from protofed.reports import progress
-from protofed.reports.tables import NOTES, headline_of, sheets
-from protofed.runs import compare as comparisons
-from protofed.runs.compare import Comparison
-from protofed.runs.sweep import Outcome, sweep
+
+if TYPE_CHECKING:
+    from protofed.runs.compare import Comparison
+    from protofed.runs.sweep import Outcome
 
 
 class Scale(StrEnum):
@@ -51,6 +48,8 @@ def compare(
 
     Writes tables and pictures, with published numbers next to ours. Runs that are done are not run again.
     """
+    from protofed.runs import compare as comparisons
+
     comparison = comparisons.load(
         comparison_file,
         is_small=scale == Scale.SMALL,
@@ -68,11 +67,13 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Compare four methods on minidigits with three seeds. Takes a few minutes."""
+    from protofed.reports import demo as demonstration
+
     _run_and_report(demonstration.compared(rounds), out_dir, out_dir, as_json)
 
 
 def _run_and_report(
-    comparison: Comparison,
+    comparison: "Comparison",
     out_dir: Path,
     report: Path,
     as_json: bool,
@@ -82,6 +83,9 @@ def _run_and_report(
     """Runs what is not done yet, then reports on all runs. A failed run is a line of the report."""
     if report.exists() and not report.is_dir():
         raise BadInput(f"the report cannot go into the folder {report}, which is a file")
+    from protofed.reports import comparison as reporting
+    from protofed.reports.tables import NOTES, headline_of, sheets
+
     outcomes = _outcomes(comparison, out_dir, as_json, jobs, grace_period)
     path = reporting.write(comparison, outcomes, report)
     parts = reporting.reports(comparison, outcomes)
@@ -103,9 +107,12 @@ def _run_and_report(
 
 
 def _outcomes(
-    comparison: Comparison, out_dir: Path, as_json: bool, jobs: int | None, grace_period: float
-) -> list[Outcome]:
+    comparison: "Comparison", out_dir: Path, as_json: bool, jobs: int | None, grace_period: float
+) -> "list[Outcome]":
     """The outcome of every run; exits if the user asked to stop."""
+    from protofed.reports import progress
+    from protofed.runs.sweep import sweep
+
     console, configs = err if as_json else out, comparison.configs
     total = sum(config.training.rounds for config in configs)
     methods = ", ".join(next(iter(comparison.runs.values())))

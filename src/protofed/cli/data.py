@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from protofed.cli.console import say
-from protofed.inspection import inspect as inspected
 
 PROBLEMS_FOUND = 2
 
@@ -35,6 +34,8 @@ def inspect(
     ] = None,
 ) -> None:
     """Show what a folder of sites holds, what is wrong with it and how to fix that. See docs/your-data.md."""
+    from protofed.inspection import inspect as inspected
+
     inspection = inspected(folder, label, skip_damaged, write, leave_out or (), categorical or ())
     say(inspection.text)
     if inspection.errors:

@@ -1,19 +1,16 @@
 """`protofed methods`: the list of methods, and one with its settings."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 from rich.table import Table
 
-from protofed.api.describe import about, settings_of
-from protofed.api.method import Method, Tag
+from protofed.api.registry import Tag
 from protofed.cli.console import AsJson, out, print_json
 from protofed.errors import BadInput
 from protofed.methods import METHODS, bases_of
-from protofed.runs.config.schema import chosen, nearest
 
 TAGS = get_args(Tag)
 
@@ -29,14 +26,19 @@ def methods(
     """List the methods, or describe one with its settings."""
     for word in tag or []:
         if word not in TAGS:
+            from protofed.runs.config.schema import nearest
+
             raise BadInput(f"no method has the tag {word!r}{nearest(word, TAGS)}")
     if name is None:
-        _list({key: cls for key, cls in METHODS.items() if set(tag or []) <= set(cls.tags)}, as_json)
+        _list(set(tag or []), as_json)
     else:
         _describe(name, as_json)
 
 
 def _describe(name: str, as_json: bool) -> None:
+    from protofed.api.describe import about, settings_of
+    from protofed.runs.config.schema import chosen
+
     cls = chosen(METHODS, name, "method")
     settings = settings_of(cls)
     if as_json:
@@ -53,12 +55,14 @@ def _describe(name: str, as_json: bool) -> None:
         out.print(f"    {setting.meaning}", highlight=False, markup=False)
 
 
-def _list(listed: Mapping[str, type[Method[Any, Any, Any, Any]]], as_json: bool) -> None:
-    summaries = {key: about(cls).split("\n\n")[0] for key, cls in listed.items()}
+def _list(tags: set[str], as_json: bool) -> None:
+    """The methods that have all these tags."""
+    sources = {name: METHODS.source(name) for name in METHODS}
+    listed = {name: source for name, source in sources.items() if tags <= set(source.tags)}
     if as_json:
-        print_json({key: {"about": summaries[key], "tags": cls.tags} for key, cls in listed.items()})
+        print_json({name: {"about": source.summary, "tags": source.tags} for name, source in listed.items()})
         return
     table = Table("method", "what it is", "tags")
-    for key, cls in listed.items():
-        table.add_row(key, summaries[key], ", ".join(cls.tags))
+    for name, source in listed.items():
+        table.add_row(name, source.summary, ", ".join(source.tags))
     out.print(table)

@@ -1,18 +1,17 @@
 """`protofed tasks`: the list of tasks, and one with its clients."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.api.describe import about
-from protofed.api.task import Task
 from protofed.cli.console import AsJson, out, print_json
-from protofed.reports.federation import contact_sheet, who_holds_what
-from protofed.runs.config.config import task_settings
 from protofed.tasks import TASKS
+
+if TYPE_CHECKING:
+    from protofed.api.task import Task
 
 
 def tasks(
@@ -31,6 +30,8 @@ def tasks(
     if name is None:
         _list(as_json)
         return
+    from protofed.runs.config.config import task_settings
+
     task = task_settings(name, set_ or []).build()
     if plot:
         _plot(task, out_dir)
@@ -38,7 +39,9 @@ def tasks(
         _describe(name, task, as_json)
 
 
-def _describe(name: str, task: Task, as_json: bool) -> None:
+def _describe(name: str, task: "Task", as_json: bool) -> None:
+    from protofed.api.describe import about
+
     tests = {domain: len(data) for domain, data in task.tests.items()}
     clients = {c: {"domain": task.domain_of.get(c), "examples": len(d)} for c, d in task.clients.items()}
     text = about(TASKS[name])
@@ -53,7 +56,9 @@ def _describe(name: str, task: Task, as_json: bool) -> None:
     out.print(table)
 
 
-def _plot(task: Task, folder: Path) -> None:
+def _plot(task: "Task", folder: Path) -> None:
+    from protofed.reports.federation import contact_sheet, who_holds_what
+
     folder.mkdir(parents=True, exist_ok=True)
     pictures = [folder / f"{task.name}-clients.png"]
     who_holds_what(task, pictures[0])
@@ -65,11 +70,11 @@ def _plot(task: Task, folder: Path) -> None:
 
 
 def _list(as_json: bool) -> None:
-    summaries = {key: about(cls).split("\n\n")[0] for key, cls in TASKS.items()}
+    summaries = {name: TASKS.source(name).summary for name in TASKS}
     if as_json:
         print_json(summaries)
         return
     table = Table("task", "what it is")
-    for key, text in summaries.items():
-        table.add_row(key, text)
+    for name, text in summaries.items():
+        table.add_row(name, text)
     out.print(table)

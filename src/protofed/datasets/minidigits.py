@@ -13,8 +13,10 @@ import numpy as np
 from protofed.datasets.minidigits_drawing import (
     SIDE,
     Bytes,
+    Floats,
     Integers,
     draw_glyphs,
+    package_folder,
     paint_ink,
     paint_pen,
     paint_print,
@@ -96,11 +98,8 @@ def domains() -> dict[str, Domain]:
 
 def build() -> dict[str, Domain]:
     """Draws the four domains, without a cache."""
-    from sklearn.datasets import load_digits  # a slow import that only drawing needs
-
-    images, labels = load_digits(return_X_y=True)
-    strokes = images.reshape(-1, 8, 8) / 16.0
-    labels = labels.astype(np.int64)
+    pixels, labels = _handwriting()
+    strokes = pixels.reshape(-1, 8, 8) / 16.0
     painters = {"pen": paint_pen, "ink": paint_ink, "street": paint_street}
     built = {}
     for name, (train, test) in _split_handwriting(labels).items():
@@ -109,6 +108,19 @@ def build() -> dict[str, Domain]:
         built[name] = Domain(painted[:cut], labels[train], painted[cut:], labels[test], train, test)
     built["print"] = _print_domain()
     return built
+
+
+def _handwriting() -> tuple[Floats, Integers]:
+    """Pixels (N, 64) and labels of ``load_digits``, from its file if that is where it always was: importing
+    scikit-learn takes longer than everything else here."""
+    file = package_folder("sklearn") / "datasets" / "data" / "digits.csv.gz"
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")
+        return table[:, :-1], table[:, -1].astype(np.int64)
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels, labels.astype(np.int64)
 
 
 def print_font(source: int) -> tuple[str, str]:

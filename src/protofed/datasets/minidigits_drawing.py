@@ -4,6 +4,7 @@ The order of the random draws fixes the bytes of the images. Do not reorder call
 """
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -81,10 +82,9 @@ def _texture(n: int, rng: np.random.Generator) -> Floats:
 
 def draw_glyphs(digits: Integers, files: Sequence[str], fonts: Integers, rng: np.random.Generator) -> Floats:
     """One centred digit per image, and fragments of two other glyphs at the border. `fonts` are indices of `files`."""
-    import matplotlib  # slow imports that only drawing needs
     from PIL import Image, ImageDraw, ImageFont
 
-    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    folder = _font_folder()
     # The basic layout engine is always available; the default depends on how Pillow was built.
     layout = ImageFont.Layout.BASIC
     loaded = [ImageFont.truetype(str(folder / file), GLYPH_POINTS, layout_engine=layout) for file in files]
@@ -101,6 +101,23 @@ def draw_glyphs(digits: Integers, files: Sequence[str], fonts: Integers, rng: np
             brush.text((round(x), round(y)), text, font=loaded[font], fill=255)
         masks[k] = np.asarray(canvas) / 255.0
     return masks
+
+
+def _font_folder() -> Path:
+    """The fonts of matplotlib, which is imported only if they are not where they always were."""
+    folder = package_folder("matplotlib") / "mpl-data" / "fonts" / "ttf"
+    if not folder.is_dir():
+        import matplotlib
+
+        folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    return folder
+
+
+def package_folder(name: str) -> Path:
+    """The folder of an installed package, which is not imported."""
+    spec = find_spec(name)
+    assert spec, f"{name} is not installed"
+    return Path(spec.origin or "").parent
 
 
 def _fragments(rng: np.random.Generator) -> list[tuple[str, float]]:

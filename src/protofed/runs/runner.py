@@ -3,12 +3,10 @@
 import contextlib
 import logging
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, Protocol
-
-import torch
 
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
@@ -18,6 +16,7 @@ from protofed.evaluation.evaluate import evaluate
 from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
 from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.results import Result, Round, parsed, split_lines
+from protofed.runs.runtime_choice import pinned_threads
 from protofed.runs.saver import Clock, Saver
 from protofed.runs.store import checkpoint
 from protofed.runs.store.checkpoint import Checkpoint, Prepared, saved_store
@@ -84,7 +83,7 @@ def execute(
     may differ (and `protofed`, if another version may go on); `steal_lock` takes a folder that a process on another
     machine has left without giving it back.
     """
-    with _threads(experiment.threads), folder.locked(steal_lock) if folder else contextlib.nullcontext():
+    with pinned_threads(experiment.threads), folder.locked(steal_lock) if folder else contextlib.nullcontext():
         try:
             run = _Run(experiment, folder, observer or Silent(), allowed_changes)
             return run.go(resume, should_stop)
@@ -241,14 +240,3 @@ class _Run:
             return None
         self.unsaved = ""  # guard: later-save-makes-up
         return done
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Pins torch's threads: their number changes how sums are split, and so the last bits of a result."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

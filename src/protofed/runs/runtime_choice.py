@@ -1,9 +1,11 @@
 """The settings of a runtime, how `auto` chooses one, and what of it decides the bits of a result."""
 
+import contextlib
 import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Literal
@@ -73,7 +75,8 @@ class RuntimeSettings:
 
     def build(self, task: Task, training: Training, alone: bool = True) -> Runtime:
         """The runtime. `alone`: no other run shares the cores."""
-        name = self._chosen(task, training, alone) if self.name == "auto" else self.name
+        with pinned_threads(self.threads):  # a step is timed as the run will take it
+            name = self._chosen(task, training, alone) if self.name == "auto" else self.name
         if name != "cohort" and self.precision != "float32" and not self.device.startswith("cuda"):
             raise BadInput(f"runtime.precision = {self.precision!r} is for GPUs, and this run would be on the CPU")
         match name:
@@ -98,6 +101,17 @@ class RuntimeSettings:
             name = "sequential"
         log.info("runtime %s", name)
         return name
+
+
+@contextlib.contextmanager
+def pinned_threads(count: int) -> Iterator[None]:
+    """Pins torch's threads: their number changes how sums are split, and so the last bits of a result."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _steps(task: Task, training: Training) -> float:

@@ -1,19 +1,18 @@
 """TASKS: all tasks by name."""
 
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from protofed.api.task import Task
-from protofed.tasks.custom import Custom
-from protofed.tasks.domain_shift import Digits, Hub, OfficeCaltech10, Pacs, Vlcs
-from protofed.tasks.label_skew import Cifar10, Cifar100, FashionMnist, TinyImagenet, Vireofood172
-from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
-from protofed.tasks.natural import AmazonReviews, HeartDisease, TcgaBrca
+from protofed.api.registry import Registry
+
+if TYPE_CHECKING:
+    from protofed.api.task import Task
 
 
 class TaskSettings(Protocol):
     """A frozen dataclass of a task's settings."""
 
-    def build(self) -> Task: ...
+    def build(self) -> "Task": ...
 
 
 @runtime_checkable
@@ -24,21 +23,25 @@ class ReadsOwnFiles(Protocol):
         """A hash of the files as they are now."""
 
 
-TASKS: dict[str, type[TaskSettings]] = {
-    "minidigits": Minidigits,
-    "minidigits_skewed": MinidigitsSkewed,
-    "digits": Digits,
-    "office_caltech10": OfficeCaltech10,
-    "pacs": Pacs,
-    "vlcs": Vlcs,
-    "cifar10": Cifar10,
-    "cifar100": Cifar100,
-    "fashion_mnist": FashionMnist,
-    "tiny_imagenet": TinyImagenet,
-    "vireofood172": Vireofood172,
-    "heart_disease": HeartDisease,
-    "tcga_brca": TcgaBrca,
-    "amazon_reviews": AmazonReviews,
-    "hub": Hub,
-    "custom": Custom,
-}
+TASKS: Registry[TaskSettings] = Registry(
+    __name__,
+    Path(__file__).parent,
+    {
+        "minidigits": "minidigits:Minidigits",
+        "minidigits_skewed": "minidigits:MinidigitsSkewed",
+        "digits": "domain_shift:Digits",
+        "office_caltech10": "domain_shift:OfficeCaltech10",
+        "pacs": "domain_shift:Pacs",
+        "vlcs": "domain_shift:Vlcs",
+        "cifar10": "label_skew:Cifar10",
+        "cifar100": "label_skew:Cifar100",
+        "fashion_mnist": "label_skew:FashionMnist",
+        "tiny_imagenet": "label_skew:TinyImagenet",
+        "vireofood172": "label_skew:Vireofood172",
+        "heart_disease": "natural:HeartDisease",
+        "tcga_brca": "natural:TcgaBrca",
+        "amazon_reviews": "natural:AmazonReviews",
+        "hub": "domain_shift:Hub",
+        "custom": "custom.settings:Custom",
+    },
+)

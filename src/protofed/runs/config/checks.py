@@ -9,6 +9,7 @@ from protofed.api.method import Method, validate
 from protofed.api.task import Task
 from protofed.engine.test_sets import is_testable
 from protofed.engine.training import Training
+from protofed.runs.config.recording import registered_name
 from protofed.runs.config.schema import Problem
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
@@ -109,7 +110,7 @@ def _check_task_settings(task: TaskSettings) -> Iterator[Problem]:
         yield from _check_custom(task)
     if isinstance(task, Hub) and not task.source:
         yield Problem(("task", "source"), "is missing: write hf:owner/name, or hf: and the path of a saved folder")
-    name = next((name for name, cls in TASKS.items() if cls is type(task)), "")
+    name = registered_name(TASKS, task)
     preprocessing = getattr(task, "preprocessing", None)
     if preprocessing is not None and name not in PREPROCESSING[preprocessing]:
         fitting = " or ".join(one for one, sets in PREPROCESSING.items() if name in sets)

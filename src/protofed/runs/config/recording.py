@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from math import isnan
 from typing import Any
 
+from protofed.api.registry import Registry
 from protofed.api.task import Task
 from protofed.errors import BadInput
 from protofed.runs.config.schema import shown
@@ -36,7 +37,8 @@ def named_table(registry: Mapping[str, type], instance: Any) -> dict[str, Any]:
 def registered_name(registry: Mapping[str, type], instance: object) -> str:
     """The name in the registry, or `module:Class` for a class that is not in it."""
     cls = type(instance)
-    return next((name for name, one in registry.items() if one is cls), f"{cls.__module__}:{cls.__qualname__}")
+    names = registry.names_in(cls.__module__) if isinstance(registry, Registry) else registry
+    return next((name for name in names if registry.get(name) is cls), f"{cls.__module__}:{cls.__qualname__}")
 
 
 def task_table(task: TaskSettings | Task) -> dict[str, Any]:
