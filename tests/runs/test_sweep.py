@@ -2,9 +2,13 @@
 
 import time
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import pytest
+
 from clocks import PATIENCE
+from protofed.errors import RunFailed
 from protofed.runs.config import config
 from protofed.runs.config.config import Config
 from protofed.runs.sweep import _failure, sweep
@@ -56,4 +60,12 @@ def test_a_run_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
 def test_an_error_that_nobody_foresaw_costs_one_run_only() -> None:
     run: Future[None] = Future()
     run.set_exception(MemoryError("no room on the device"))
-    assert _failure(run) == "MemoryError: no room on the device"
+    assert _failure(run, is_stopping=False) == "MemoryError: no room on the device"
+
+
+def test_a_process_that_dies_while_all_stop_is_no_failure() -> None:
+    run: Future[None] = Future()
+    run.set_exception(BrokenProcessPool("a process died"))
+    assert _failure(run, is_stopping=True) is None
+    with pytest.raises(RunFailed, match="process died"):
+        _failure(run, is_stopping=False)
