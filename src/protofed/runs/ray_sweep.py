@@ -9,6 +9,7 @@ import logging
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,7 +65,7 @@ class RaySweep:
                 "add --set runtime.name=cohort --set runtime.device=cuda"
             )
         for config in waiting.values():
-            job(config, {})  # guard: ray-refuses-before-anything-starts
+            job(config, {})
         if waiting:
             with _connected(self.address):
                 _refuse_too_much(needs)
@@ -145,7 +146,7 @@ class _Tasks:
         except RayError as error:
             deaths = self.deaths[identity] = self.deaths.get(identity, 0) + 1
             what = f"its worker or its node died ({type(error).__name__})"
-            if deaths > RETRIES:  # guard: ray-retries-end
+            if deaths > RETRIES:
                 self.failures[identity] = f"{what}, for the {deaths}th time; perhaps the node has too little memory"
                 return False
             log.warning("run %s: %s; it begins again, time %d of %d", identity, what, deaths, RETRIES)
@@ -164,7 +165,7 @@ class _Tasks:
         """Writes a run folder that has come back, once it is found to be one."""
         config, files = self.configs[identity], checked(files, f"run {identity}")
         folder = folder_of(config, self.out)
-        if files and files.get("config.toml") != config.toml().encode():  # guard: ray-own-run
+        if files and files.get("config.toml") != config.toml().encode():
             raise RunFailed(f"run {identity}: the folder of another run came back; nothing was written")
         if files:
             with folder.locked():
@@ -211,8 +212,9 @@ def _task() -> Any:
 
         def should_stop(rounds: int) -> bool:
             try:
-                return bool(ray.get(board.write.remote(job["identity"], rounds), timeout=60))
-            except RayError:
+                # Not by ray.get: Ray would give the run's cores to another task while this one waits.
+                return bool(board.write.remote(job["identity"], rounds).future().result(timeout=60))
+            except (RayError, TimeoutError):
                 return False
 
         if not gpus:
@@ -250,10 +252,11 @@ def _connected(address: str) -> Iterator[None]:
     except Exception as error:
         raise BadInput(f"--ray {address}: cannot join the cluster: {error}") from error
     finally:
-        for number, handler in handlers.items():  # guard: ray-leaves-signals
+        for number, handler in handlers.items():
             signal.signal(number, handler)
     try:
-        yield
+        with contextlib.redirect_stdout(sys.stderr):  # where Ray prints what happens to nodes; results are for stdout
+            yield
     except RayError as error:
         raise RunFailed(f"the Ray cluster at {address} was lost ({error}); run the same command again") from error
     finally:

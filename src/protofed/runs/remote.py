@@ -8,7 +8,7 @@ import contextlib
 import sys
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import TypedDict
@@ -18,7 +18,7 @@ from protofed.api.task import Task
 from protofed.errors import BadInput
 from protofed.runs.config import config as configuration
 from protofed.runs.config.config import Config
-from protofed.runs.config.user_classes import Importer, import_folders
+from protofed.runs.config.user_classes import Importer, import_folders, loaded_from
 from protofed.runs.runtime_choice import Numerics
 from protofed.runs.store.folder import VERSIONS, RunFolder
 from protofed.runs.store.parcel import Parcel, checked, packed, unpack
@@ -137,12 +137,5 @@ def _code(config: Config) -> dict[str, bytes]:
     """The modules that were loaded for the user's classes from folders that are not on Python's path, such as the one
     of the comparison file. What is on the path is installed, and must be so on the other machine too."""
     own = Path(protofed.__file__).parents[1]
-    folders = [Path(f) for f in import_folders([config.method, config.task]) if f not in sys.path and Path(f) != own]
-    loaded: Mapping[str, str | None] = {n: getattr(m, "__file__", None) for n, m in list(sys.modules.items())}
-    files = [Path(file).absolute() for file in loaded.values() if file and file.endswith(".py")]
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for folder in folders
-        for file in files
-        if file.is_relative_to(folder)
-    }
+    folders = [Path(folder) for folder in import_folders([config.method, config.task]) if folder not in sys.path]
+    return {name: data for folder in folders if folder != own for name, data in loaded_from(folder).items()}
