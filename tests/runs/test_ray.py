@@ -96,6 +96,10 @@ class Cluster:
     def log(self, number: int) -> bytes:
         return (self.folder / f"node-{number}.log").read_bytes()
 
+    def client_logs(self) -> str:
+        """What Ray says of drivers that come by ray://."""
+        return "\n".join(path.read_text() for path in self.folder.glob("ray/session_2*/logs/ray_client_server*.err"))
+
     def temporary(self, number: int) -> Path:
         return self.folder / f"t{number}"
 
@@ -153,10 +157,7 @@ def states(out: Path) -> dict[str, bytes]:
 
 def scores(printed: str) -> Any:
     """What --json prints, without how long it took."""
-    results = json.loads(printed)["digits"]
-    return {
-        label: [{k: v for k, v in one.items() if "seconds" not in k} for one in rows] for label, rows in results.items()
-    }
+    return json.loads(printed, object_hook=lambda one: {k: v for k, v in one.items() if "seconds" not in k})["digits"]
 
 
 @pytest.mark.slow
@@ -213,10 +214,11 @@ def test_ctrl_c_stops_after_the_round_and_the_same_command_continues(cluster: Cl
 
     again = cluster.started(*words, cluster.client)
     _, complaint = again.communicate(timeout=PATIENCE)
-    assert again.returncode == 0, complaint
+    assert again.returncode == 0, complaint + cluster.client_logs()
     assert begun.read_rounds().startswith(lines)  # seconds and all: these rounds were not done again
     plain = cluster.started("compare", tmp_path / "c.toml", "--out", tmp_path / "plain")
-    assert plain.wait(timeout=PATIENCE) == 0
+    _, complaint = plain.communicate(timeout=PATIENCE)
+    assert plain.returncode == 0, complaint
     assert numbers(tmp_path / "ray") == numbers(tmp_path / "plain")
     assert states(tmp_path / "ray") == states(tmp_path / "plain")
     assert list(cluster.temporary(0).glob("protofed-*")) == []
@@ -245,6 +247,34 @@ def test_an_address_without_a_cluster_is_said(tmp_path: Path, address: str, comp
     with pytest.raises(BadInput, match=complaint):
         RaySweep(address)([asked_for()], tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_cluster_that_breaks_off_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def breaks_off(address: str, **options: object) -> None:
+        asked.append(address)
+        if len(asked) < succeeds_at:
+            raise ConnectionAbortedError("Initialization failure from server")
+
+    monkeypatch.setattr(ray_sweep.ray, "init", breaks_off)
+    monkeypatch.setattr(ray_sweep.ray, "shutdown", lambda: None)
+    succeeds_at = 3
+    with ray_sweep._connected("auto"):
+        assert len(asked) == 3
+    succeeds_at = 99
+    with pytest.raises(BadInput, match="cannot join the cluster: Initialization failure"), ray_sweep._connected("auto"):
+        pass
+    assert len(asked) == 6
+
+
+def test_joining_a_cluster_leaves_the_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    taken = lambda address, **options: signal.signal(signal.SIGTERM, signal.SIG_IGN)  # noqa: E731
+    monkeypatch.setattr(ray_sweep.ray, "init", taken)
+    monkeypatch.setattr(ray_sweep.ray, "shutdown", lambda: None)
+    with ray_sweep._connected("auto"):
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(

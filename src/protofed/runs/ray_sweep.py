@@ -31,6 +31,8 @@ POLL_SECONDS = 0.5
 RETRIES = 3
 """How often a run begins again after its worker or node died."""
 CONNECT_SECONDS = 10.0
+JOINS = 3
+"""How often a cluster is asked that breaks the connection off."""
 ADDRESS = re.compile(r"auto|(ray://)?(?P<host>[^\s/:]+|\[[0-9A-Fa-f:]+\]):(?P<port>[0-9]{1,5})", re.ASCII)
 HEAD = {"node:__internal_head__": 0.001}
 """The board lives where the cluster itself lives: no other node's death can take it."""
@@ -248,7 +250,7 @@ def _connected(address: str) -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)} if is_main else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        _join(address)
     except Exception as error:
         raise BadInput(f"--ray {address}: cannot join the cluster: {error}") from error
     finally:
@@ -261,6 +263,16 @@ def _connected(address: str) -> Iterator[None]:
         raise RunFailed(f"the Ray cluster at {address} was lost ({error}); run the same command again") from error
     finally:
         ray.shutdown()
+
+
+def _join(address: str, times: int = JOINS) -> None:
+    """Ray's server for ray:// addresses now and then fails to start a process, and succeeds the next time."""
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except ConnectionAbortedError:
+        if times == 1:
+            raise
+        _join(address, times - 1)
 
 
 def _refuse_unreachable(address: str) -> None:
