@@ -755,4 +755,18 @@ GUARDS = (
         tests="tests/faults/test_hostile_files.py -k million",
         swap=("size > most", "False"),
     ),
+    Guard(
+        id="parcel-names",
+        what="only the files of a run folder arrive",
+        tests="tests/runs/test_remote.py -k no_run_folder",
+        new="if False:",
+    ),
+    Guard(id="parcel-bytes", what="only bytes arrive", tests="tests/runs/test_remote.py -k not_bytes", new="if False:"),
+    Guard(
+        id="parcel-size",
+        what="a run folder that travels is bounded",
+        tests="tests/runs/test_remote.py -k too_much",
+        new="if False:",
+    ),
+    Guard(id="parcel-links", what="no link travels", tests="tests/runs/test_remote.py -k a_link", new="if False:"),
 )

@@ -13,7 +13,7 @@ from protofed.errors import BadInput, RunFailed
 
 if TYPE_CHECKING:
     from protofed.runs.compare import Comparison
-    from protofed.runs.sweep import Outcome
+    from protofed.runs.sweep import Outcome, Sweep
 
 
 class Scale(StrEnum):
@@ -40,7 +40,22 @@ def compare(
     scale: Annotated[
         Scale, typer.Option(help="small: the [small] settings of the file and one seed, for a quick test.")
     ] = Scale.FULL,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at the same time; by default one per core.")] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at the same time; by default one per core, with --ray as many as fit."),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="Run on this Ray cluster: auto, HOST:PORT or ray://HOST:PORT. Trust its nodes."
+        ),
+    ] = None,
+    ray_cpus: Annotated[
+        float | None, typer.Option(min=0.01, help="Cores that Ray keeps for a run; by default those it uses.")
+    ] = None,
+    ray_gpus: Annotated[
+        float | None, typer.Option(min=0.01, help="GPUs that Ray keeps for a run on a GPU, such as 0.5; by default 1.")
+    ] = None,
     grace_period: GracePeriod = GRACE_PERIOD,
     as_json: AsJson = False,
 ) -> None:
@@ -58,7 +73,22 @@ def compare(
         methods=method or [],
     )
     folder = report or out_dir / "reports" / comparison_file.stem
-    _run_and_report(comparison, out_dir, folder, as_json, jobs, grace_period)
+    _run_and_report(comparison, out_dir, folder, as_json, jobs, grace_period, _chosen_sweep(ray, ray_cpus, ray_gpus))
+
+
+def _chosen_sweep(address: str | None, cpus: float | None, gpus: float | None) -> "Sweep | None":
+    """On a Ray cluster; None for this machine. ray is imported only if it is asked for."""
+    if address is None:
+        if cpus is not None or gpus is not None:
+            raise BadInput("--ray-cpus and --ray-gpus are for --ray ADDRESS, which is not given")
+        return None
+    try:
+        from protofed.runs.ray_sweep import RaySweep
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise BadInput("--ray needs ray: pip install 'protofed[ray]'") from None
+    return RaySweep(address, cpus, gpus)
 
 
 def demo(
@@ -79,14 +109,16 @@ def _run_and_report(
     as_json: bool,
     jobs: int | None = None,
     grace_period: float = GRACE_PERIOD,
+    run_all: "Sweep | None" = None,
 ) -> None:
     """Runs what is not done yet, then reports on all runs. A failed run is a line of the report."""
     if report.exists() and not report.is_dir():
         raise BadInput(f"the report cannot go into the folder {report}, which is a file")
     from protofed.reports import comparison as reporting
     from protofed.reports.tables import NOTES, headline_of, sheets
+    from protofed.runs.sweep import sweep
 
-    outcomes = _outcomes(comparison, out_dir, as_json, jobs, grace_period)
+    outcomes = _outcomes(comparison, out_dir, as_json, jobs, grace_period, run_all or sweep)
     path = reporting.write(comparison, outcomes, report)
     parts = reporting.reports(comparison, outcomes)
     if as_json:
@@ -107,11 +139,10 @@ def _run_and_report(
 
 
 def _outcomes(
-    comparison: "Comparison", out_dir: Path, as_json: bool, jobs: int | None, grace_period: float
+    comparison: "Comparison", out_dir: Path, as_json: bool, jobs: int | None, grace_period: float, run_all: "Sweep"
 ) -> "list[Outcome]":
     """The outcome of every run; exits if the user asked to stop."""
     from protofed.reports import progress
-    from protofed.runs.sweep import sweep
 
     console, configs = err if as_json else out, comparison.configs
     total = sum(config.training.rounds for config in configs)
@@ -120,7 +151,7 @@ def _outcomes(
     advice = "run the same command again to continue"
     with stop_on_signal(advice, grace_period) as stop, progress.bar(console) as bar:
         line = bar.add_task("rounds of all runs", total=total)
-        outcomes = sweep(
+        outcomes = run_all(
             configs,
             out_dir,
             workers=jobs,

@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import Protocol
 
 from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
@@ -37,6 +38,20 @@ class Outcome:
     """Why the run failed, or why the finished run is not the one that was asked for."""
 
 
+class Sweep(Protocol):
+    """Does many runs, here or on other machines: see `sweep`."""
+
+    def __call__(
+        self,
+        configs: Sequence[Config],
+        out: Path,
+        *,
+        workers: int | None = None,
+        progress: Callable[[int], None] = ...,
+        should_stop: Callable[[], bool] = ...,
+    ) -> list[Outcome]: ...
+
+
 def folder_of(config: Config, out: Path) -> RunFolder:
     return RunFolder(out / config.identity)
 
@@ -55,7 +70,7 @@ def sweep(
     stops after its round. The other runs continue when one fails.
     """
     folders = [folder_of(config, out) for config in configs]
-    waiting = {c.identity: c for c, folder in zip(configs, folders, strict=True) if not folder.is_done}
+    waiting = unfinished(configs, out)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
@@ -70,12 +85,31 @@ def sweep(
                 stop.set()
     failures = {identity: _failure(run, stop.is_set()) for identity, run in runs.items()}
     progress(sum(folder.rounds_saved for folder in folders))
-    return [
-        Outcome(
-            parsed(folder.read_rounds()), folder.is_done, failures.get(config.identity) or _mismatch(folder, config)
-        )
-        for config, folder in zip(configs, folders, strict=True)
-    ]
+    return [outcome(config, out, failures.get(config.identity)) for config in configs]
+
+
+def unfinished(configs: Sequence[Config], out: Path) -> dict[str, Config]:
+    """The runs that are still to be done, each once, by identity."""
+    return {config.identity: config for config in configs if not folder_of(config, out).is_done}
+
+
+def outcome(config: Config, out: Path, failure: str | None) -> Outcome:
+    """How far a run got, read from its folder."""
+    folder = folder_of(config, out)
+    return Outcome(parsed(folder.read_rounds()), folder.is_done, failure or _mismatch(folder, config))
+
+
+def one(config: Config, folder: RunFolder, should_stop: Callable[[], bool]) -> None:
+    """One run of a sweep, begun or resumed, among others on the same machine."""
+    execute(config.experiment(alone=False), folder, resume=True, should_stop=should_stop)
+
+
+def reason(error: Exception) -> str:
+    """Why a run failed, in words. No error of one run may stop the others."""
+    if isinstance(error, BadInput | RunFailed):
+        return str(error)
+    log.error("a run ended with an unexpected error", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _mismatch(folder: RunFolder, config: Config) -> str | None:
@@ -93,15 +127,12 @@ def _failure(run: "Future[None]", is_stopping: bool) -> str | None:
     failure: its run goes on next time."""
     try:
         run.result()
-    except (BadInput, RunFailed) as error:
-        return str(error)
     except BrokenProcessPool:
         if is_stopping:
             return None
         raise RunFailed("a process died, perhaps out of memory; run the command again to continue") from None
     except Exception as error:
-        log.error("a run ended with an unexpected error", exc_info=error)
-        return f"{type(error).__name__}: {error}"
+        return reason(error)
     return None
 
 
@@ -128,4 +159,4 @@ def _end_with(parent: int) -> None:
 def _one(config: Config, out: Path) -> None:
     assert _stop
     if not _stop.is_set():
-        execute(config.experiment(alone=False), folder_of(config, out), resume=True, should_stop=_stop.is_set)
+        one(config, folder_of(config, out), _stop.is_set)

@@ -127,14 +127,27 @@ def import_folders(instances: Iterable[Any]) -> list[str]:
     """The folders from which another process can import the classes of these settings and of their bases."""
     folders = []
     for instance in instances:
-        module = sys.modules.get(type(instance).__module__)
-        file = getattr(module, "__file__", None)
-        if module is not None and file and module.__name__ != "__main__":
-            depth = module.__name__.count(".") + (Path(file).name == "__init__.py")
-            folders.append(str(Path(file).absolute().parents[depth]))
+        folder = _import_folder(type(instance).__module__)
+        if folder is not None:
+            folders.append(str(folder))
         if hasattr(instance, "base"):
             folders += import_folders([instance.base])
     return list(dict.fromkeys(folders))
+
+
+def loaded_from(folder: Path) -> dict[str, bytes]:
+    """The source files of the modules that were imported from a folder, by their names below it."""
+    modules = [name for name in list(sys.modules) if _import_folder(name) == folder]
+    files = [Path(str(sys.modules[name].__file__)) for name in modules]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.suffix == ".py"}
+
+
+def _import_folder(name: str) -> Path | None:
+    """The folder that a loaded module was found in, or that the package was that it belongs to."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if not file or name == "__main__" or not Path(file).is_file():  # torch has modules whose files do not exist
+        return None
+    return Path(file).absolute().parents[name.count(".") + (Path(file).name == "__init__.py")]
 
 
 def _names(table: Any, key: Key) -> Iterator[tuple[Key, str]]:
