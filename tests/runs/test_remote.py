@@ -227,7 +227,7 @@ def test_without_ray_the_option_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 def test_options_of_ray_need_its_address() -> None:
-    assert _chosen_sweep(None, None, None) is sweep
+    assert _chosen_sweep(None, None, None) is None
     with pytest.raises(BadInput, match="for --ray ADDRESS, which is not given"):
         _chosen_sweep(None, 1.0, None)
 

@@ -189,7 +189,7 @@ class _Run:
         judges_clients = has_tests and clients_every > 0 and (is_last or number % clients_every == 0)
         is_due = has_tests and (is_last or judges_clients or number % every == 0)
         state = federation.advance(state, evaluates=judges_clients)
-        if should_stop() and any(failure.is_killed for failure in state.failures):  # guard: killed-while-stopping
+        if any(failure.is_killed for failure in state.failures) and should_stop():  # guard: killed-while-stopping
             return before
         trained = state.evaluations
         if is_last:
