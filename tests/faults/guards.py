@@ -377,6 +377,29 @@ GUARDS = (
         swap=("MAX_PIXELS", "40 * MAX_PIXELS"),
     ),
     Guard(
+        id="parquet-rows-agree",
+        what="the parts of a Parquet file agree on its rows",
+        tests="tests/faults/test_hostile_files.py -k 'lies_about_its_rows and (fewer or column or page)'",
+        new="if False:",
+    ),
+    Guard(
+        id="parquet-rows-are-counted",
+        what="rows of a Parquet file are counted while they are read",
+        tests="tests/faults/test_hostile_files.py -k counted_while",
+    ),
+    Guard(
+        id="parquet-dictionaries-fit-their-pages",
+        what="a dictionary of a Parquet file fits its page",
+        tests="tests/faults/test_hostile_files.py -k 'lies_about_its_rows and dictionary'",
+        new="if False:",
+    ),
+    Guard(
+        id="parquet-text-is-in-its-pages",
+        what="a Parquet file's text is in its pages",
+        tests="tests/faults/test_hostile_files.py -k not_in_its_pages",
+        new="if False:",
+    ),
+    Guard(
         id="links-out-folder", what="links out of a folder", tests="tests/faults/test_data_faults.py", new="if False:"
     ),
     Guard(
