@@ -377,6 +377,24 @@ GUARDS = (
         swap=("MAX_PIXELS", "40 * MAX_PIXELS"),
     ),
     Guard(
+        id="jpegs-have-few-scans",
+        what="JPEG files have few scans",
+        tests="tests/faults/test_hostile_images.py -k 'thousand or counted'",
+        new="if False:",
+    ),
+    Guard(
+        id="large-jpegs-have-fewer-scans",
+        what="large JPEG files have fewer scans",
+        tests="tests/faults/test_hostile_images.py -k fewer_scans",
+        new="if False:",
+    ),
+    Guard(
+        id="images-are-decoded-in-little-memory",
+        what="images are decoded in little memory",
+        tests="tests/faults/test_hostile_images.py -k 'header or tile'",
+        new="if False:",
+    ),
+    Guard(
         id="parquet-rows-agree",
         what="the parts of a Parquet file agree on its rows",
         tests="tests/faults/test_hostile_files.py -k 'lies_about_its_rows and (fewer or column or page)'",

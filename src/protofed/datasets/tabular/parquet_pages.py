@@ -2,8 +2,8 @@
 
 The totals in the footer are only what the writer claims. A reader allocates memory by the header of each page, so this
 module adds up those headers. A page of a few bytes can stand for two thousand million rows: its header says so too. So
-the numbers of rows are counted in four places, which must agree: the file, its row groups, their columns, and the pages.
-This module runs before pyarrow opens the file, and decompresses nothing.
+rows are counted in four places, which must agree: the file, its row groups, their columns, and the pages. This module
+runs before pyarrow opens the file, and decompresses nothing.
 
 Footer and page headers are structs of Thrift's compact protocol, with numbered fields. The field numbers below are
 those of parquet.thrift.
@@ -78,8 +78,8 @@ class Pages:
         for what, count, expected in counts:
             if count != expected:  # guard: parquet-rows-agree
                 raise BadInput(
-                    f"{source}: {what} with {count} rows instead of {expected}: its parts do not agree on the number of "
-                    "rows. Write it again"
+                    f"{source}: {what} with {count} rows instead of {expected}: its parts do not agree on how many rows "
+                    "there are. Write it again"
                 )
 
 
