@@ -69,7 +69,7 @@ def num_scans(content: bytes) -> int:
 def _bytes_needed(image: Image.Image, scans: int) -> int:
     """The peak of decoding, and of one conversion or turn of the image afterwards."""
     each = BYTES.get(image.mode, 4)
-    decoding = WEBP_BYTES if image.format == "WEBP" else each
+    decoding: float = WEBP_BYTES if image.format == "WEBP" else each
     if isinstance(image, JpegImageFile) and scans > 1:  # then libjpeg keeps two bytes for each coefficient
         areas = [across * down for _, across, down, _ in image.layer]
         decoding += 2 * sum(areas) / max(areas)

@@ -1,9 +1,9 @@
 """Image files as arrays. What decoding takes is checked before it begins; errors name the damaged file.
 
-Transparent pixels are shown on white. Deep grey, of 16 or 32 bits, must lie between 0 and 65535. Often fewer bits are in
-use: scanners write 12 bits into files of 16. So `bits` says what white is: 0 to 2^bits - 1 become 0 to 255, by the same
-rule for every image. Floating-point grey must lie between 0 and 1. Files with other values are refused, because their
-scale is unknown.
+Transparent pixels are shown on white. Deep grey, of 16 or 32 bits, must lie between 0 and 65535. Often fewer bits are
+in use: scanners write 12 bits into files of 16. So `bits` says what white is: 0 to 2^bits - 1 become 0 to 255, by the
+same rule for every image. Floating-point grey must lie between 0 and 1. Files with other values are refused, because
+their scale is unknown.
 """
 
 import os
@@ -69,7 +69,7 @@ def decoded_bytes(
 
 
 def bits_in_use(content: bytes, where: str) -> int | None:
-    """How many bits the grey values of an image file use, at least 8. None if its grey is not deep, or if it has colours.
+    """How many bits the grey values of an image file use, at least 8. None if they are not deep.
 
     Deep images are decoded, others are not.
     """
@@ -126,10 +126,8 @@ def check_memory(count: int, pixels: int, where: str) -> None:
 
 def contents(path: Path, limit: int) -> bytes:
     """The bytes of a regular file. Refuses a file of more than `limit` bytes."""
+    check_regular(path)
     try:
-        # Opening a pipe would wait for a writer forever; special files such as /dev/zero never end.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise BadInput(f"{path}: not a regular file; put the image itself there")
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
@@ -137,6 +135,16 @@ def contents(path: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise BadInput(f"{path}: larger than {limit >> 20} MiB, the limit for one file")
     return content
+
+
+def check_regular(path: Path) -> None:
+    """Opening a pipe would wait for a writer forever; special files such as /dev/zero never end."""
+    try:
+        is_regular = stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror})") from error
+    if not is_regular:
+        raise BadInput(f"{path}: not a regular file; put the image itself there")
 
 
 def listed(folder: Path, root: Path | None = None) -> Listing:

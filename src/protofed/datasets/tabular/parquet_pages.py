@@ -78,8 +78,8 @@ class Pages:
         for what, count, expected in counts:
             if count != expected:  # guard: parquet-rows-agree
                 raise BadInput(
-                    f"{source}: {what} with {count} rows instead of {expected}: its parts do not agree on how many rows "
-                    "there are. Write it again"
+                    f"{source}: {what} with {count} rows instead of {expected}: its parts do not agree on the rows "
+                    "that there are. Write it again"
                 )
 
 
