@@ -407,6 +407,30 @@ GUARDS = (
         swap=("sites.most_bits(listing.paths)", "None"),
     ),
     Guard(
+        id="names-are-printable",
+        what="what cannot be seen in names is escaped",
+        tests="tests/cli/test_names.py -k 'commands or escaped'",
+        new="return text",
+    ),
+    Guard(
+        id="names-are-one-line",
+        what="line breaks in names are escaped",
+        tests="tests/cli/test_names.py -k 'no_report or escaped'",
+        new="return printable(name)",
+    ),
+    Guard(
+        id="json-is-printable",
+        what="JSON is printable",
+        tests="tests/cli/test_names.py -k json",
+        new="return text",
+    ),
+    Guard(
+        id="consoles-print-no-commands",
+        what="consoles print no commands but their own",
+        tests="tests/cli/test_names.py -k 'its_own_commands or an_error'",
+        new="safe = segment.text",
+    ),
+    Guard(
         id="parquet-rows-agree",
         what="the parts of a Parquet file agree on its rows",
         tests="tests/faults/test_hostile_files.py -k 'lies_about_its_rows and (fewer or column or page)'",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from protofed.cli.console import err
+from protofed.printable import printable
 
 SIGNALLED = 128
 """A process that a signal ended exits with this plus the signal's number."""
@@ -33,7 +34,7 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
     process at once. Files are then either complete or absent, and worker processes end too."""
     stop = StopRequest()
     # A signal may arrive while rich prints or a module is imported. So the handlers only write bytes made beforehand.
-    wish = f"\nstopping after this round, or in {grace_period:g} s; {advice}\n".encode()
+    wish = printable(f"\nstopping after this round, or in {grace_period:g} s; {advice}\n").encode()
     end = (SHOW_CURSOR if err.is_terminal else b"") + b"\nstopped at once; what was saved is intact\n"
 
     def ask(number: int, frame: Any) -> None:

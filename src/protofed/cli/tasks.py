@@ -9,7 +9,8 @@ from rich.table import Table
 
 from protofed.api.describe import about
 from protofed.api.task import Task
-from protofed.cli.console import AsJson, out, print_json
+from protofed.cli.console import AsJson, out, print_json, say
+from protofed.printable import one_line
 from protofed.reports.federation import contact_sheet, who_holds_what
 from protofed.runs.config.config import task_settings
 from protofed.tasks import TASKS
@@ -49,7 +50,9 @@ def _describe(name: str, task: Task, as_json: bool) -> None:
     table = Table("client", "domain", "training examples", "test examples of the domain")
     for client, facts in clients.items():
         domain = str(facts["domain"])
-        table.add_row(escape(client), escape(domain), str(facts["examples"]), str(tests.get(domain, "–")))
+        table.add_row(
+            *(escape(one_line(name)) for name in (client, domain)), str(facts["examples"]), str(tests.get(domain, "–"))
+        )
     out.print(table)
 
 
@@ -61,7 +64,7 @@ def _plot(task: Task, folder: Path) -> None:
         pictures.append(folder / f"{task.name}-images.png")
         contact_sheet(task, pictures[1])
     for picture in pictures:
-        out.print(f"picture {picture}", highlight=False, soft_wrap=True)
+        say(f"picture {picture}")
 
 
 def _list(as_json: bool) -> None:
