@@ -432,9 +432,9 @@ def test_rows_of_a_parquet_file_are_counted_while_they_are_read(
     pytest.importorskip("pyarrow")
     converted: list[int] = []
 
-    def counted(column: Any) -> Any:
+    def counted(column: Any, *entries: Any) -> Any:
         converted.append(len(column))
-        return cells(column)
+        return cells(column, *entries)
 
     cells = parquet_reader._cells
     monkeypatch.setattr(parquet_reader, "_cells", counted)
@@ -463,7 +463,9 @@ def test_a_column_of_parquet_whose_name_is_no_text_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
-def test_honest_parquet_files_of_many_groups_and_pages_are_read(tmp_path: Path, version: str) -> None:
+def test_honest_parquet_files_of_many_groups_and_pages_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
     """Gaps, a dictionary with more entries than rows, pages of both versions, and more rows than one batch."""
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     words = pyarrow.DictionaryArray.from_arrays([0, None, 2] * 30_000, [f"w{k}" for k in range(200_000)])
@@ -475,8 +477,10 @@ def test_honest_parquet_files_of_many_groups_and_pages_are_read(tmp_path: Path, 
         data_page_size=1000,
         data_page_version=version,
     )
+    monkeypatch.setattr(parquet_reader, "BATCH_ROWS", 20_000)
     table = tabular.read_table(tmp_path / "x.parquet")
     assert table.column("a") == ("w0", None, "w2") * 30_000
+    assert len({id(cell) for cell in table.column("a")}) <= 5  # two words, in two groups of rows
     assert table.column("b") == ("1.5", None, "3") * 30_000
     assert table.column("c") == ("True", "False", None) * 30_000
     assert table.column("d") == (None,) * 90_000

@@ -14,7 +14,7 @@ from protofed.errors import BadInput
 _SCALAR = r"(null|bool|u?int\d+|halffloat|float|double|(large_)?string)"
 SUPPORTED_TYPES = re.compile(rf"{_SCALAR}|dictionary<values={_SCALAR}, .*>")
 """The column types that are read, by pyarrow's names."""
-BATCH_ROWS = 65_536
+BATCH_ROWS = 262_144
 """Rows that are decoded at once."""
 
 
@@ -64,22 +64,25 @@ def _check_schema(file: Any, path: Path) -> None:
 def _column(file: Any, name: str, num_rows: int, source: str) -> Iterator[str | None]:
     """The values of a column, decoded a part at a time. Refuses more or fewer rows than the file says it has."""
     count = 0
+    dictionary: Any = None
+    entries: Cells = ()
     for batch in file.iter_batches(BATCH_ROWS, columns=[name], use_threads=False):
         count += batch.num_rows
         if count > num_rows:  # guard: parquet-rows-are-counted
             break  # guard: parquet-rows-are-counted
         column = batch.column(0)
         column.validate(full=True)  # finds text that is not UTF-8, and dictionary indices that are out of range
-        yield from _cells(column)
+        if hasattr(column, "dictionary") and (dictionary is None or not column.dictionary.equals(dictionary)):
+            dictionary, entries = column.dictionary, _cells(column.dictionary)
+        yield from _cells(column, entries)
     if count != num_rows:
         more = "more" if count > num_rows else "fewer"
         raise BadInput(f"{source}: column {name!r} has {more} rows than the {num_rows} of its file. Write it again")
 
 
-def _cells(column: Any) -> Cells:
-    """The values of a part of a column. Equal values of a dictionary are one object."""
+def _cells(column: Any, entries: Cells = ()) -> Cells:
+    """The values of a part of a column; those of a dictionary are its entries, so that equal values are one object."""
     if hasattr(column, "dictionary"):
-        entries = _cells(column.dictionary)
         return tuple(None if index is None else entries[index] for index in column.indices.to_pylist())
     return tuple(None if value is None else parse_cell(_text(value)) for value in column.to_pylist())
 
