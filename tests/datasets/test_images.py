@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from protofed.datasets import images
-from protofed.datasets.images import check_memory, decoded, decoded_bytes, listed, stacked
+from protofed.datasets.images import bits_in_use, check_memory, decoded, decoded_bytes, listed, stacked
 from protofed.errors import BadInput
 
 
@@ -75,6 +75,57 @@ def test_each_mode_gives_the_colour_worked_out_by_hand(
 def test_grey_of_16_bits_is_divided_by_257_and_not_clipped(tmp_path: Path, value: int, expected: int) -> None:
     Image.fromarray(np.full((2, 2), value, np.uint16)).save(tmp_path / "a.png")
     assert pixel(tmp_path / "a.png") == [expected] * 3
+
+
+def deep(tmp_path: Path, values: object, name: str = "deep.png") -> bytes:
+    Image.fromarray(np.asarray(values, np.uint16)).save(tmp_path / name)
+    return (tmp_path / name).read_bytes()
+
+
+def test_twelve_bits_in_a_file_of_16_keep_all_levels_of_grey(tmp_path: Path) -> None:
+    """Divided by 257, 4096 levels become 17: 4095 / 257 is 15.9, rounded 16."""
+    content = deep(tmp_path, np.arange(4096).reshape(64, 64))
+    assert len(np.unique(decoded_bytes(content, "x", 64, 1))) == 17
+    found = decoded_bytes(content, "x", 64, 1, bits=12).flatten()
+    assert len(np.unique(found)) == 256
+    # 4095 is white. 2048 · 255 / 4095 = 127.53.
+    assert found[[0, 2048, 4095]].tolist() == [0, 128, 255]
+
+
+def test_equal_values_in_two_images_stay_equal(tmp_path: Path) -> None:
+    """The largest value of a file does not matter: a dark image stays dark."""
+    dark, bright = deep(tmp_path, [[1000, 1000]]), deep(tmp_path, [[1000, 4000]])
+    found = [decoded_bytes(content, "x", 2, 1, bits=12)[0, 0, 0] for content in (dark, bright)]
+    assert found == [62, 62]  # 1000 · 255 / 4095 = 62.3
+
+
+def test_a_value_beyond_the_bits_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    content = deep(tmp_path, [[0, 4096]])
+    with pytest.raises(BadInput, match=r"x: a grey value of 4096, but the 12 bits .* end at 4095\. Set bits = 13 in"):
+        decoded_bytes(content, "x", 2, bits=12)
+    assert decoded_bytes(content, "x", 2, bits=13).max() == 128
+
+
+@pytest.mark.parametrize(("brightest", "bits"), [(0, 8), (255, 8), (256, 9), (4095, 12), (4096, 13), (65535, 16)])
+def test_the_bits_in_use_are_those_of_the_largest_value(tmp_path: Path, brightest: int, bits: int) -> None:
+    assert bits_in_use(deep(tmp_path, [[0, brightest]]), "x") == bits
+    assert bits_in_use(deep(tmp_path, [[0, brightest]], "deep.tif"), "x") == bits
+
+
+def test_a_large_deep_image_is_converted_in_strips_as_it_would_be_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = deep(tmp_path, np.random.default_rng(0).integers(0, 4096, (50, 30)))
+    at_once = decoded_bytes(content, "x", 30, bits=12)
+    monkeypatch.setattr(images, "STRIP", 90)
+    assert (decoded_bytes(content, "x", 30, bits=12) == at_once).all()
+    assert bits_in_use(content, "x") == 12
+
+
+def test_images_of_eight_bits_and_of_colours_have_no_deep_grey(tmp_path: Path) -> None:
+    for name in ("a.png", "a.jpg"):
+        noise(8).save(tmp_path / name)
+        assert bits_in_use((tmp_path / name).read_bytes(), "x") is None
 
 
 def test_grey_of_16_bits_in_the_other_order_of_bytes_is_the_same(tmp_path: Path) -> None:

@@ -391,8 +391,85 @@ GUARDS = (
     Guard(
         id="images-have-largest-size",
         what="images have a largest size",
-        tests="tests/faults/test_data_faults.py -k pixels",
+        tests="tests/faults/test_data_faults.py -k only_warns",
         swap=("MAX_PIXELS", "40 * MAX_PIXELS"),
+    ),
+    Guard(
+        id="jpegs-have-few-scans",
+        what="JPEG files have few scans",
+        tests="tests/faults/test_hostile_images.py -k 'thousand or counted'",
+        new="if False:",
+    ),
+    Guard(
+        id="large-jpegs-have-fewer-scans",
+        what="large JPEG files have fewer scans",
+        tests="tests/faults/test_hostile_images.py -k fewer_scans",
+        new="if False:",
+    ),
+    Guard(
+        id="images-are-decoded-in-little-memory",
+        what="images are decoded in little memory",
+        tests="tests/faults/test_hostile_images.py -k 'header or tile'",
+        new="if False:",
+    ),
+    Guard(
+        id="grey-values-are-within-their-bits",
+        what="grey values are within their bits",
+        tests="tests/datasets/test_images.py -k beyond_the_bits",
+        new="if False:",
+    ),
+    Guard(
+        id="bits-of-all-files",
+        what="the bits of 16-bit grey are those of all files",
+        tests="tests/tasks/test_custom.py -k bits",
+        swap=("sites.most_bits(listing.paths)", "None"),
+    ),
+    Guard(
+        id="names-are-printable",
+        what="what cannot be seen in names is escaped",
+        tests="tests/cli/test_names.py -k 'commands or escaped'",
+        new="return text",
+    ),
+    Guard(
+        id="names-are-one-line",
+        what="line breaks in names are escaped",
+        tests="tests/cli/test_names.py -k 'no_report or escaped'",
+        new="return printable(name)",
+    ),
+    Guard(
+        id="json-is-printable",
+        what="JSON is printable",
+        tests="tests/cli/test_names.py -k json",
+        new="return text",
+    ),
+    Guard(
+        id="consoles-print-no-commands",
+        what="consoles print no commands but their own",
+        tests="tests/cli/test_names.py -k 'its_own_commands or an_error'",
+        new="safe = segment.text",
+    ),
+    Guard(
+        id="parquet-rows-agree",
+        what="the parts of a Parquet file agree on its rows",
+        tests="tests/faults/test_hostile_files.py -k 'lies_about_its_rows and (fewer or column or page)'",
+        new="if False:",
+    ),
+    Guard(
+        id="parquet-rows-are-counted",
+        what="rows of a Parquet file are counted while they are read",
+        tests="tests/faults/test_hostile_files.py -k counted_while",
+    ),
+    Guard(
+        id="parquet-dictionaries-fit-their-pages",
+        what="a dictionary of a Parquet file fits its page",
+        tests="tests/faults/test_hostile_files.py -k 'lies_about_its_rows and dictionary'",
+        new="if False:",
+    ),
+    Guard(
+        id="parquet-text-is-in-its-pages",
+        what="a Parquet file's text is in its pages",
+        tests="tests/faults/test_hostile_files.py -k not_in_its_pages",
+        new="if False:",
     ),
     Guard(
         id="links-out-folder", what="links out of a folder", tests="tests/faults/test_data_faults.py", new="if False:"

@@ -58,6 +58,13 @@ def black_png(side: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
+def deep_png(side: int) -> bytes:
+    """A black image of 16 bits per pixel."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 16, 0, 0, 0, 0))
+    body = zlib.compress(bytes(1 + 2 * side) * side)
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", body) + chunk(b"IEND", b"")
+
+
 def five_channels() -> bytes:
     """A TIFF file of 2 × 2 pixels with five numbers each."""
     entries = [(256, 3, 1, 2), (257, 3, 1, 2), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 2), (273, 4, 1, 8)]
@@ -322,6 +329,7 @@ Bomb = tuple[str, int, str]
 BOMBS: dict[str, Bomb] = {
     "12000.png": ("image", 0, "12000 × 12000 pixels; images of more than 64000000"),
     "20000.png": ("image", 0, "too large; images of more than 64000000"),
+    "deep.png": ("image", 7 * 4000**2, "read"),  # two bytes a pixel, one in grey, four in colour
     "zeros.gz": ("unfolded", 30 * MIB, "contains more than the"),
     "zeros.bz2": ("unfolded", 16 * MIB, "contains more than the"),
     "zeros.mat": ("matlab", 20 * MIB, "decompresses to more than"),
@@ -338,6 +346,7 @@ def bombs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bombs")
     made = {f"{name}.parquet": content for name, content in parquet_bombs().items()}
     made |= {f"{side}.png": black_png(side) for side in (12_000, 20_000)}
+    made["deep.png"] = deep_png(4000)
     made["zeros.gz"] = gzip.compress(bytes(MIB), 9) * 300
     made["zeros.bz2"] = bz2.compress(bytes(MIB), 9) * 300
     made["zeros.mat"] = matlab_bomb(200 * MIB)

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ import torch
 from PIL import Image
 
 from clocks import PATIENCE, processor_time_below
+from faults.parquet_files import MOST, Claims, column_file, honest
 from protofed import wire
 from protofed.datasets import cache, formats, images, tabular
 from protofed.datasets.examples import Dataset, Examples, Split
 from protofed.datasets.hub import hub_split
-from protofed.datasets.tabular import parquet_pages
-from protofed.datasets.tabular.parquet_pages import uncompressed_bytes
+from protofed.datasets.tabular import parquet_pages, parquet_reader
+from protofed.datasets.tabular.parquet_pages import pages_of
 from protofed.errors import BadInput
 from protofed.wire import WireError
 
@@ -377,7 +379,7 @@ def test_a_crafted_footer_is_refused_before_pyarrow_sees_it(tmp_path: Path, case
     (tmp_path / "x.parquet").write_bytes(content)
     said = rf"x\.parquet: cannot be read as Parquet \(.*({said})"
     with processor_time_below(SECONDS), pytest.raises(BadInput, match=said):
-        uncompressed_bytes(tmp_path / "x.parquet")
+        pages_of(tmp_path / "x.parquet")
     refused("parquet", content, tmp_path)
 
 
@@ -386,10 +388,102 @@ def test_a_footer_and_a_number_of_pages_beyond_their_limits_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, said: str
 ) -> None:
     (tmp_path / "x.parquet").write_bytes(parquet_file())
-    uncompressed_bytes(tmp_path / "x.parquet")
+    pages_of(tmp_path / "x.parquet")
     monkeypatch.setattr(parquet_pages, limit, 3)
     with pytest.raises(BadInput, match=said):
-        uncompressed_bytes(tmp_path / "x.parquet")
+        pages_of(tmp_path / "x.parquet")
+
+
+# ---- Parquet files that lie about their rows: a page of a few bytes can stand for 2^31 of them
+
+TRUE = honest(1000)
+LIES: dict[str, tuple[Claims, str]] = {
+    "the file has fewer rows": (replace(TRUE, rows=10), "row groups with 1000 rows instead of 10"),
+    "the file has more rows": (replace(TRUE, rows=900_000), "row groups with 1000 rows instead of 900000"),
+    "all of the footer has more rows": (
+        Claims(900_000, 900_000, 900_000, 1000),
+        "the pages of a column with 1000 rows instead of 900000",
+    ),
+    "all but the file": (Claims(1000, MOST, MOST, MOST), "row groups with 2147483647 rows instead of 1000"),
+    "a column": (replace(TRUE, values=MOST), "a column with 2147483647 rows instead of 1000"),
+    "a column and its page": (replace(TRUE, values=MOST, page=MOST), "a column with 2147483647 rows"),
+    "a page": (replace(TRUE, page=MOST), "the pages of a column with 2147483647 rows instead of 1000"),
+    "everything": (honest(MOST), "at most 1000000 rows"),
+    "a dictionary": (replace(TRUE, entries=MOST), "a dictionary of 2147483647 values in 5 bytes"),
+}
+
+
+def test_the_parquet_file_that_lies_are_made_of_is_good(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "x.parquet").write_bytes(column_file(TRUE))
+    assert tabular.read_table(tmp_path / "x.parquet").column("a") == ("x",) * 1000
+
+
+@pytest.mark.parametrize("case", LIES)
+def test_a_parquet_file_that_lies_about_its_rows_is_refused(tmp_path: Path, case: str) -> None:
+    claims, said = LIES[case]
+    assert said in refused("parquet", column_file(claims), tmp_path)
+
+
+def test_rows_of_a_parquet_file_are_counted_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the headers were believed, reading ends at the number of rows that was checked."""
+    pytest.importorskip("pyarrow")
+    converted: list[int] = []
+
+    def counted(column: Any, *entries: Any) -> Any:
+        converted.append(len(column))
+        return cells(column, *entries)
+
+    cells = parquet_reader._cells
+    monkeypatch.setattr(parquet_reader, "_cells", counted)
+    monkeypatch.setattr(parquet_reader, "BATCH_ROWS", 500)
+    monkeypatch.setattr(parquet_pages.Pages, "check_rows", lambda pages, source: None)
+    assert "column 'a' has more rows than the 1000" in refused(
+        "parquet", column_file(Claims(1000, 100_000, 100_000, 100_000)), tmp_path
+    )
+    assert sum(length for length in converted if length > 1) == 1000  # the dictionary has one entry
+    assert "column 'a' has fewer rows than the 900000" in refused(
+        "parquet", column_file(Claims(900_000, 900_000, 900_000, 1000)), tmp_path
+    )
+
+
+def test_a_parquet_file_whose_text_is_not_in_its_pages_is_refused(tmp_path: Path) -> None:
+    """In this encoding a row says how much of the row before it repeats: a megabyte may stand for a terabyte."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    content = io.BytesIO()
+    options = {"use_dictionary": False, "column_encoding": {"a": "DELTA_BYTE_ARRAY"}}
+    parquet.write_table(pyarrow.table({"a": ["x" * 1000] * 50}), content, **options)
+    assert "a column in the encoding DELTA_BYTE_ARRAY" in refused("parquet", content.getvalue(), tmp_path)
+
+
+def test_a_column_of_parquet_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    refused("parquet", column_file(TRUE, name=b"\xff\xfe"), tmp_path)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_honest_parquet_files_of_many_groups_and_pages_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Gaps, a dictionary with more entries than rows, pages of both versions, and more rows than one batch."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    words = pyarrow.DictionaryArray.from_arrays([0, None, 2] * 30_000, [f"w{k}" for k in range(200_000)])
+    columns = {"a": words, "b": [1.5, None, 3.0] * 30_000, "c": [True, False, None] * 30_000, "d": [None] * 90_000}
+    parquet.write_table(
+        pyarrow.table(columns),
+        tmp_path / "x.parquet",
+        row_group_size=70_000,
+        data_page_size=1000,
+        data_page_version=version,
+    )
+    monkeypatch.setattr(parquet_reader, "BATCH_ROWS", 20_000)
+    table = tabular.read_table(tmp_path / "x.parquet")
+    assert table.column("a") == ("w0", None, "w2") * 30_000
+    assert len({id(cell) for cell in table.column("a")}) <= 5  # two words, in two groups of rows
+    assert table.column("b") == ("1.5", None, "3") * 30_000
+    assert table.column("c") == ("True", "False", None) * 30_000
+    assert table.column("d") == (None,) * 90_000
 
 
 def test_text_in_parquet_that_is_no_text_is_refused(tmp_path: Path) -> None:

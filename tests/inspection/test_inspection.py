@@ -4,7 +4,9 @@ import itertools
 import os
 import re
 import shutil
+import struct
 import tomllib
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +81,55 @@ def said(found: Inspection, severity: str, words: str) -> str:
 
 
 # ---- images
+
+
+def deepen(folder: Path, brightest: int) -> None:
+    """Makes the images of a folder 16-bit grey, of values up to the given one."""
+    for seed, path in enumerate(sorted(folder.rglob("*.png"))):
+        values = np.random.default_rng(seed).integers(0, brightest, (30, 30), dtype=np.uint16)
+        values[0, 0] = brightest
+        Image.fromarray(values).save(path)
+
+
+def test_the_bits_of_16_bit_grey_are_shown_and_written(scans: Path, tmp_path: Path) -> None:
+    deepen(scans, 4095)
+    found = inspect(scans, write=tmp_path / "x.toml")
+    assert (
+        "modes    I;16 22\ngrey     16-bit files use 12 bits: 0 to 4095 become 0 to 255, in every image" in found.text
+    )
+    written = tomllib.loads((tmp_path / "x.toml").read_text(encoding="utf-8"))["task"]
+    assert (written["bits"], written["channels"]) == (12, 1)
+    task = config.load(tmp_path / "x.toml", []).task
+    assert isinstance(task, Custom)
+    assert task.build().clients["north"].x.max() > 200
+
+
+def test_sites_whose_16_bit_grey_uses_other_bits_are_warned_of(scans: Path) -> None:
+    deepen(scans / "north", 4095)
+    deepen(scans / "south", 65535)
+    (warning,) = [finding for finding in inspect(scans).findings if "bits" in finding.what]
+    assert warning.what.split("\n") == [
+        "16-bit grey uses different numbers of bits:",
+        "       north: 12",
+        "       south: 16",
+    ]
+    assert "sites with fewer bits are darker" in warning.advice
+
+
+def test_images_of_eight_bits_have_no_line_about_bits(scans: Path) -> None:
+    assert " bits" not in inspect(scans).text
+    assert "bits =" not in inspect(scans).toml
+
+
+def test_colours_of_16_bits_are_warned_of(scans: Path) -> None:
+    rows = b"".join(b"\0" + struct.pack(">6H", *[700 * k] * 6) for k in range(2))
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    (scans / "north/a/deep.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    (warning,) = [finding for finding in inspect(scans).findings if "16 bits" in finding.what]
+    assert warning.what == "1 image with 16 bits for each colour:\n       north/a/deep.png"
 
 
 def test_good_images_give_counts_sizes_modes_and_nothing_to_complain_of(scans: Path) -> None:

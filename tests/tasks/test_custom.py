@@ -3,6 +3,7 @@
 import logging
 import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,60 @@ def shades(task: Task, part: str, site: str) -> list[int]:
 
 
 # ---- images
+
+
+def deep_sites(tmp_path: Path, **brightest: int) -> Custom:
+    """Sites of four images of 16 bits in each of two classes, of values up to the given one."""
+    for seed, (site, value) in enumerate(brightest.items()):
+        noise = np.random.default_rng(seed)
+        for k in range(8):
+            path = tmp_path / site / "ab"[k % 2] / f"{k}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(noise.integers(value // 2, value + 1, (8, 8), dtype=np.uint16)).save(path)
+    Image.fromarray(np.full((8, 8), max(brightest.values()), np.uint16)).save(path)
+    return Custom(str(tmp_path), pixels=8, channels=1)
+
+
+def pixels_of(task: Task) -> dict[str, list[int]]:
+    return {site: data.x.flatten().tolist() for site, data in task.clients.items()}
+
+
+def test_the_bits_of_16_bit_grey_are_found_in_all_files_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = deep_sites(tmp_path, north=900, south=4095)
+    found = pixels_of(settings.build())
+    assert "use 12 bits: 0 to 4095 become 0 to 255. Write bits = 12 into [task]" in caplog.text
+    # 900 · 255 / 4095 = 56.04 and 450 · 255 / 4095 = 28.02: the site is as dark as its files are beside the others.
+    assert 28 <= min(found["north"]) < 30
+    assert 54 < max(found["north"]) <= 56
+    assert max(found["south"]) == 255
+    caplog.clear()
+    assert found == pixels_of(settings.build()) == pixels_of(replace(settings, bits=12).build())
+    assert found != pixels_of(replace(settings, bits=16).build())
+
+
+def test_bits_that_are_set_are_not_said_again_and_bound_the_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = deep_sites(tmp_path, north=900, south=4095)
+    replace(settings, bits=12).build()
+    assert "bits" not in caplog.text
+    with pytest.raises(BadInput, match=r"south.*\.png: a grey value of \d+, but the 10 bits that are set end at 1023"):
+        replace(settings, bits=10).build()
+
+
+def test_images_of_eight_bits_have_no_use_for_bits(tmp_path: Path, draw: Draw) -> None:
+    settings = folder(tmp_path, draw, north={"a": 4, "b": 4})
+    assert pixels_of(settings.build()) == pixels_of(replace(settings, bits=12).build())
+
+
+def test_a_damaged_deep_image_is_named_when_bits_are_found(tmp_path: Path) -> None:
+    settings = deep_sites(tmp_path, north=4095)
+    path = tmp_path / "north/a/0.png"
+    path.write_bytes(path.read_bytes()[:60])
+    with pytest.raises(BadInput, match=r"north/a/0\.png: damaged"):
+        settings.build()
 
 
 def test_every_site_is_a_client_and_a_domain_with_a_stratified_test_set(tmp_path: Path, draw: Draw) -> None:

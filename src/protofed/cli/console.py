@@ -1,14 +1,28 @@
 """What all commands share: the two consoles, JSON output and common options."""
 
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-out = Console()
-err = Console(stderr=True)
+from protofed.printable import printable, printable_json
+
+
+class SafeConsole(Console):
+    """Shows what cannot be seen as escapes. Names of sites, classes and files may hold commands for a terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            # guard: consoles-print-no-commands
+            safe = segment.text if segment.control else printable(segment.text)
+            yield segment._replace(text=safe)
+
+
+out: Console = SafeConsole()
+err: Console = SafeConsole(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 OutDir = Annotated[Path, typer.Option("--out", help="The folder in which run folders are created.")]
@@ -22,7 +36,7 @@ GRACE_PERIOD = 30.0
 
 
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(printable_json(value, indent=2))
 
 
 def say(text: str) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 from protofed.cli.console import out, print_json, say
 from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS
+from protofed.printable import one_line
 from protofed.runs.results import Round, Summed, parsed, summed
 from protofed.runs.store.folder import RunFolder
 
@@ -41,7 +42,7 @@ def _rounds_table(rounds: list[Round], scores: Summed) -> Table:
     what = "at home, with clients' own models" if at_home else "own models" if uses_own else "public model"
     table = Table(title=f"accuracy, % ({what})", title_justify="left")
     for name in ("round", *domains, "own" if at_home else "average"):
-        table.add_column(escape(name), justify="right")
+        table.add_column(escape(one_line(name)), justify="right")
     step = max(1, len(rounds) // 10)
 
     def cells(by_domain: Mapping[str, Scores], mean: float) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from protofed.cli.console import err
+from protofed.printable import printable
 from protofed.stop_signals import STOP_SIGNALS
 
 SIGNALLED = 128
@@ -40,7 +41,7 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
     is_limited = grace_period <= LONGEST
     seconds = max(grace_period, 1e-3) if is_limited else 0  # 0: no timer
     at_most = f", or in {grace_period:g} s" if is_limited else ""
-    wish = f"\nstopping after this round{at_most}; {advice}\n".encode()
+    wish = printable(f"\nstopping after this round{at_most}; {advice}\n").encode()
     end = (SHOW_CURSOR if err.is_terminal else b"") + b"\nstopped at once; what was saved is intact\n"
 
     def ask(number: int, frame: Any) -> None:

@@ -7,7 +7,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.cli.console import AsJson, out, print_json
+from protofed.cli.console import AsJson, out, print_json, say
+from protofed.printable import one_line
 from protofed.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ def _describe(name: str, task: "Task", as_json: bool) -> None:
     table = Table("client", "domain", "training examples", "test examples of the domain")
     for client, facts in clients.items():
         domain = str(facts["domain"])
-        table.add_row(escape(client), escape(domain), str(facts["examples"]), str(tests.get(domain, "–")))
+        table.add_row(
+            *(escape(one_line(name)) for name in (client, domain)), str(facts["examples"]), str(tests.get(domain, "–"))
+        )
     out.print(table)
 
 
@@ -66,7 +69,7 @@ def _plot(task: "Task", folder: Path) -> None:
         pictures.append(folder / f"{task.name}-images.png")
         contact_sheet(task, pictures[1])
     for picture in pictures:
-        out.print(f"picture {picture}", highlight=False, soft_wrap=True)
+        say(f"picture {picture}")
 
 
 def _list(as_json: bool) -> None:

@@ -10,6 +10,7 @@ from protofed.datasets.tabular.limits import MAX_CATEGORIES
 from protofed.errors import BadInput
 from protofed.inspection.findings import FEW, Finding
 from protofed.inspection.text import aligned, some
+from protofed.printable import one_line
 
 MAX_CODES = 20
 """A mixed column of numbers and words with more different values than this is meant to be numeric."""
@@ -117,5 +118,7 @@ def common_columns(tables: Mapping[str, Table]) -> list[str]:
 def column_facts(columns: Sequence[Column]) -> tuple[str, ...]:
     if not columns:
         return ()
-    rows = [(column.name, column.kind, f"{column.missing:.0%}", column.content) for column in columns]
+    rows = [
+        (one_line(column.name), column.kind, f"{column.missing:.0%}", one_line(column.content)) for column in columns
+    ]
     return tuple(aligned([("column", "kind", "missing", "values"), *rows], right=(2,)))

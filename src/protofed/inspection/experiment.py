@@ -48,11 +48,16 @@ def experiment(settings: Custom, rows: Mapping[str, TrainTestRows]) -> str:
 
 
 def _image_lines(settings: Custom) -> list[str]:
+    bits = [
+        "# How many bits 16-bit grey uses: 0 to 2^bits - 1 become 0 to 255, in every image. Larger values are refused.",
+        f"bits = {settings.bits}",
+    ]
     return [
         "# Images are resized to this many pixels a side. More pixels show finer details and take longer.",
         f"pixels = {settings.pixels}",
         "# 3 for colour, 1 for grey.",
         f"channels = {settings.channels}",
+        *(bits if settings.bits is not None else []),
         "# Whether files that cannot be decoded are left out. Otherwise they end the run.",
         f"skip_damaged = {'true' if settings.skip_damaged else 'false'}",
         "# The largest share of files that may be left out. If more are damaged, the run ends.",

@@ -1,7 +1,7 @@
 """Inspects a folder of images: folder/site/class/image."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -34,6 +34,7 @@ def inspected_images(path: Path, requested: Custom) -> Inspection:
     rows = split_sites(examples, settings.test_fraction, settings.seed)
     findings = [
         *_damage(damaged, requested.skip_damaged),
+        *_depths(path, listing, infos),
         *_empty(listing, examples),
         *_copies(path, listing, infos),
         *_misplaced(path, listing.ignored),
@@ -51,7 +52,7 @@ def inspected_images(path: Path, requested: Custom) -> Inspection:
 def _image_infos(listing: ImageSites) -> tuple[dict[Path, ImageInfo], dict[Path, str]]:
     """Facts about each image, and what is wrong with those that cannot be decoded."""
     infos, damaged = {}, {}
-    for path in (path for classes in listing.files.values() for paths in classes.values() for path in paths):
+    for path in listing.paths:
         try:
             infos[path] = sites.image_info(path)
         except BadInput as error:
@@ -72,7 +73,11 @@ def _image_settings(requested: Custom, images: Sequence[ImageInfo]) -> Custom:
     pixels = max([candidate for candidate in SIDES if candidate <= side], default=SIDES[0])
     channels: Literal[1, 3] = 1 if all(image.mode in GREY for image in images) else 3
     model: Literal["small_cnn", "cnn3"] = "small_cnn" if pixels == 28 else "cnn3"
-    return replace(requested, label=None, pixels=pixels, channels=channels, model=model)
+    return replace(requested, label=None, pixels=pixels, channels=channels, model=model, bits=_most_bits(images))
+
+
+def _most_bits(images: Iterable[ImageInfo]) -> int | None:
+    return max((image.bits for image in images if image.bits is not None), default=None)
 
 
 def _image_facts(infos: Mapping[Path, ImageInfo], listing: ImageSites) -> tuple[str, ...]:
@@ -83,6 +88,9 @@ def _image_facts(infos: Mapping[Path, ImageInfo], listing: ImageSites) -> tuple[
         modes = Counter(image.mode for image in infos.values())
         facts += ["sizes    " + ", ".join(f"{name} {width} × {height}" for name, (width, height) in named)]
         facts += ["modes    " + ", ".join(f"{mode} {count}" for mode, count in sorted(modes.items()))]
+        bits = _most_bits(infos.values())
+        if bits is not None:
+            facts += [f"grey     16-bit files use {bits} bits: 0 to {2**bits - 1} become 0 to 255, in every image"]
     facts += (
         [f"ignored  {number_of(len(listing.ignored), 'name')}, not counting hidden files"] if listing.ignored else []
     )
@@ -97,6 +105,27 @@ def _damage(damaged: Mapping[Path, str], skip_damaged: bool) -> Iterator[Finding
         yield Finding("warning", what, "they are left out, since skip_damaged is set")
     else:
         yield Finding("error", what, "get them again, remove them, or leave them out with --skip-damaged")
+
+
+def _depths(root: Path, listing: ImageSites, infos: Mapping[Path, ImageInfo]) -> Iterator[Finding]:
+    """Sites whose 16-bit grey uses different numbers of bits, and colours of 16 bits."""
+    by_site = {
+        site: _most_bits(infos[path] for paths in classes.values() for path in paths if path in infos)
+        for site, classes in listing.files.items()
+    }
+    lines = [f"{site}: {bits}" for site, bits in by_site.items() if bits is not None]
+    if len({bits for bits in by_site.values() if bits is not None}) > 1:
+        yield Finding(
+            "warning",
+            f"16-bit grey uses different numbers of bits:{listed(lines)}",
+            "all are divided by the same number, so that sites with fewer bits are darker; export all in the same way",
+        )
+    cut = [str(path.relative_to(root)) for path, image in infos.items() if image.is_cut]
+    if cut:
+        what = f"{number_of(len(cut), 'image')} with 16 bits for each colour:{listed(cut)}"
+        yield Finding(
+            "warning", what, "only the upper 8 bits are read; export them with 8 bits, or as grey if they are grey"
+        )
 
 
 def _empty(listing: ImageSites, examples: Mapping[str, SiteExamples]) -> Iterator[Finding]:

@@ -10,7 +10,8 @@ from protofed.datasets import sites
 from protofed.errors import BadInput
 from protofed.inspection.experiment import experiment
 from protofed.inspection.findings import Finding, Severity, classes_of
-from protofed.inspection.text import aligned, number_of, printable
+from protofed.inspection.text import aligned, number_of
+from protofed.printable import one_line, printable
 from protofed.tasks.custom import Custom, SiteExamples, TrainTestRows
 
 MAX_COLUMNS = 12
@@ -79,10 +80,12 @@ def _grid(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows
     classes = classes_of(examples)
     counts = {site: Counter(site_examples.labels) for site, site_examples in examples.items()}
     totals = ("all", "train", "test", "majority")
-    lines = [("", *classes, *totals)]
+    lines = [("", *map(one_line, classes), *totals)]
     for site, count in counts.items():
         sizes = (count.total(), len(rows[site].train), len(rows[site].test))
-        lines.append((site, *(str(count[name]) for name in classes), *map(str, sizes), f"{_majority(count)[1]:.0%}"))
+        lines.append(
+            (one_line(site), *(str(count[name]) for name in classes), *map(str, sizes), f"{_majority(count)[1]:.0%}")
+        )
     if len(classes) + len(totals) > MAX_COLUMNS:
         lines = [*zip(*lines, strict=True)]
     hidden = len(lines[0]) - 1 - MAX_COLUMNS

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len
 
+from protofed.printable import one_line
+
 MAX_NAMED = 10
 """Largest number of names in one finding."""
 
@@ -25,18 +27,15 @@ def aligned(rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
 def listed(names: Sequence[str]) -> str:
     """The first few names, one on each line, and how many more there are."""
     more = [f"… and {len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else []
-    return "".join(f"\n       {name}" for name in [*names[:MAX_NAMED], *more])
+    return "".join(f"\n       {name}" for name in [*map(one_line, names[:MAX_NAMED]), *more])
 
 
 def some(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    return ", ".join(map(one_line, names[:MAX_NAMED])) + (
+        f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    )
 
 
 def number_of(number: int, noun: str) -> str:
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"
-
-
-def printable(text: str) -> str:
-    """The text with control characters escaped: names of files could contain terminal commands."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)

@@ -1,6 +1,5 @@
 """The report of a comparison: tables, pictures, every number as JSON, and how all of it was made."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from statistics import fmean
 from protofed.api.method import weighting_of
 from protofed.methods import METHODS
 from protofed.metrics.formulas import rounds_to_target
+from protofed.printable import printable, printable_json
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import (
     GAIN_NOTE,
@@ -75,8 +75,8 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
         parts.append(_section(part, comparison, picture))
         results[part.task] = {row.label: [asdict(seed) for seed in row.seeds] for row in part.rows}
     facts = {"title": comparison.title, "seeds": list(comparison.seeds), "made": made, "results": results}
-    write_atomically(folder / "results.json", json.dumps(facts, indent=1, ensure_ascii=False).encode())
-    write_atomically(folder / "report.md", "\n".join(parts).encode())
+    write_atomically(folder / "results.json", printable_json(facts, indent=1).encode())
+    write_atomically(folder / "report.md", printable("\n".join(parts)).encode())
     return folder / "report.md"
 
 

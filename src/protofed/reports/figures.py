@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from protofed.printable import one_line
 from protofed.reports.tables import Headline, Row, metric
 from protofed.runs.results import Round
 
@@ -79,5 +80,5 @@ def _curve(rounds: Sequence[Round], panel: str | None, headline: Headline) -> li
 
 
 def plain(name: str) -> str:
-    """A name in which matplotlib finds no formula."""
-    return name.replace("$", r"\$")
+    """A name in which matplotlib finds no formula, and nothing that cannot be drawn."""
+    return one_line(name).replace("$", r"\$")

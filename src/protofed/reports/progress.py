@@ -8,12 +8,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
+from protofed.printable import one_line
 from protofed.runs.results import Round
 
 
 def bar(console: Console) -> Progress:
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -29,12 +30,14 @@ def scores(result: Round) -> str:
         return ""
     at_home = result.judged == "own models" and "own" in result.summary
     of_domains = result.own_domains if at_home else result.domains
-    domains = "  ".join(f"{domain} {100 * scores['accuracy']:.1f}" for domain, scores in of_domains.items())
+    domains = "  ".join(f"{one_line(domain)} {100 * scores['accuracy']:.1f}" for domain, scores in of_domains.items())
     return f"{domains}  {'own' if at_home else 'average'} {100 * result.headline:.1f}"
 
 
 def line(result: Round, total: int) -> str:
-    left_out = f"  left out: {', '.join(f'{c} ({why})' for c, why in result.failures.items())}" * bool(result.failures)
+    left_out = f"  left out: {', '.join(f'{one_line(c)} ({why})' for c, why in result.failures.items())}" * bool(
+        result.failures
+    )
     return f"round {result.round}/{total}  {scores(result)}{left_out}  {sum(result.seconds.values()):.1f} s"
 
 
@@ -85,7 +88,7 @@ class Live:
         self._expect_clients(done)
 
     def client(self, client: ClientId) -> None:
-        self._progress.update(self._clients, advance=1, description=f"clients  {client}")
+        self._progress.update(self._clients, advance=1, description=f"clients  {one_line(client)}")
 
     def round(self, result: Round) -> None:
         self._progress.update(self._rounds, advance=1, description=f"rounds  {scores(result)}")

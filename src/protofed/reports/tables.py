@@ -13,6 +13,7 @@ from scipy.special import stdtrit
 
 from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS, Metric
+from protofed.printable import printable
 
 Headline = Literal["own", "average"]
 """The metric that methods are compared by: what clients see at home, if some have models of their own; otherwise the
@@ -118,15 +119,16 @@ class Sheet:
 
     def rich(self, title: str, width: int) -> Table:
         """For a terminal of so many columns: without intervals if they do not fit, then without deviations."""
-        lines = [[cell.replace(" ± ", "±") for cell in line] for line in self.rows]
+        header = [printable(name) for name in self.header]
+        lines = [[printable(cell).replace(" ± ", "±") for cell in line] for line in self.rows]
         for mark in (" [", "±"):
-            needed = sum(max(map(len, column)) + 2 for column in zip(self.header, *lines, strict=True))
+            needed = sum(max(map(len, column)) + 2 for column in zip(header, *lines, strict=True))
             if needed >= width:
                 lines = [[line[0], *(cell.partition(mark)[0] for cell in line[1:])] for line in lines]
         table = Table(
             title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1)
         )
-        for k, name in enumerate(self.header):
+        for k, name in enumerate(header):
             table.add_column(escape(name), justify="right" if k else "left", no_wrap=True)
         for line in lines:
             table.add_row(*map(escape, line))
@@ -134,7 +136,7 @@ class Sheet:
 
 
 def _in_a_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    return printable(text).replace("|", "\\|").replace("\n", " ")
 
 
 def headline_of(rows: Sequence[Row]) -> Headline:

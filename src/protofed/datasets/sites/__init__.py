@@ -8,7 +8,7 @@ Hidden files and folders are ignored. Problems with tables are collected as sent
 at once.
 """
 
-from protofed.datasets.sites.image_files import ImageInfo, image_info, read_image
+from protofed.datasets.sites.image_files import ImageInfo, image_info, most_bits, read_image
 from protofed.datasets.sites.labels import (
     LabelledRows,
     label_faults,
@@ -47,6 +47,7 @@ __all__ = [
     "kinds_of",
     "label_faults",
     "labelled_rows",
+    "most_bits",
     "normalised_code",
     "normalised_number",
     "other_files",

@@ -28,8 +28,12 @@ class ImageSites:
     """Files and folders that are not read, except hidden ones."""
 
     @property
+    def paths(self) -> list[Path]:
+        return [path for classes in self.files.values() for paths in classes.values() for path in paths]
+
+    @property
     def count(self) -> int:
-        return sum(len(paths) for classes in self.files.values() for paths in classes.values())
+        return len(self.paths)
 
 
 def kind_of(root: Path) -> SiteKind:
@@ -45,7 +49,7 @@ def data_files(root: Path, kind: SiteKind) -> list[Path]:
     """The files of a folder that are read."""
     if kind == "tables":
         return table_files(root)
-    return [path for classes in image_sites(root).files.values() for paths in classes.values() for path in paths]
+    return image_sites(root).paths
 
 
 def image_sites(root: Path) -> ImageSites:

@@ -13,7 +13,7 @@ from torch import Tensor
 from protofed.api.task import Task
 from protofed.data.transforms import Transform
 from protofed.datasets import sites
-from protofed.datasets.images import check_memory
+from protofed.datasets.images import DEEP_BITS, check_memory
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
 from protofed.tasks.custom.assembly import assemble
@@ -34,21 +34,37 @@ def image_task(settings: "Custom", root: Path, parts: Callable[[int], Parts]) ->
         sites.kind_of(root)
         raise BadInput(f'task custom: {root} contains tables, not images; set kind = "tables"')
     check_memory(listing.count, settings.pixels, str(root))
-    examples, inputs = _read_sites(listing.files, settings)
+    examples, inputs = _read_sites(listing.files, settings, _bits(listing, settings))
     half = (0.5,) * settings.channels
     rows = split_sites(examples, settings.test_fraction, settings.seed)
     return assemble(examples, rows, inputs, parts, Transform(half, half))
 
 
+def _bits(listing: sites.ImageSites, settings: "Custom") -> int:
+    """How many bits deep grey uses: the same for all sites, so that equal values stay equal."""
+    found = sites.most_bits(listing.paths) if settings.bits is None else settings.bits  # guard: bits-of-all-files
+    if found is None:
+        return DEEP_BITS
+    if settings.bits is None:
+        log.warning(
+            "task custom: 16-bit grey images use %d bits: 0 to %d become 0 to 255. Write bits = %d into [task] to keep "
+            "this rule when files are added",
+            found,
+            2**found - 1,
+            found,
+        )
+    return found
+
+
 def _read_sites(
-    files: Mapping[str, Mapping[str, Sequence[Path]]], settings: "Custom"
+    files: Mapping[str, Mapping[str, Sequence[Path]]], settings: "Custom", bits: int
 ) -> tuple[dict[str, SiteExamples], dict[str, Tensor]]:
     """The examples and pixels (N, C, H, W) of every site that has an image."""
     examples, inputs = {}, {}
     damaged: list[str] = []
     for site, classes in files.items():
         labelled = [(path, name) for name, paths in classes.items() for path in paths]
-        site_examples, x = _read_site(labelled, settings, damaged)
+        site_examples, x = _read_site(labelled, settings, bits, damaged)
         if len(x):
             examples[site], inputs[site] = site_examples, torch.from_numpy(x)
         else:
@@ -58,7 +74,7 @@ def _read_sites(
 
 
 def _read_site(
-    labelled: Sequence[tuple[Path, str]], settings: "Custom", damaged: list[str]
+    labelled: Sequence[tuple[Path, str]], settings: "Custom", bits: int, damaged: list[str]
 ) -> tuple[SiteExamples, NDArray[np.uint8]]:
     """The images of one site, decoded one at a time into one array. Errors of skipped files are added to `damaged`."""
     x = np.empty((len(labelled), settings.channels, settings.pixels, settings.pixels), np.uint8)
@@ -66,7 +82,7 @@ def _read_site(
     digests: list[str] = []
     for path, label in labelled:
         try:
-            digest, x[len(labels)] = sites.read_image(path, settings.pixels, settings.channels)
+            digest, x[len(labels)] = sites.read_image(path, settings.pixels, settings.channels, bits)
         except BadInput as error:
             if not settings.skip_damaged:
                 raise BadInput(

@@ -47,6 +47,9 @@ class Custom:
     """For images: the side to which they are resized."""
     channels: Literal[1, 3] = 3
     """For images: 3 for colour, 1 for grey."""
+    bits: Annotated[int, Interval(ge=8, le=16)] | None = None
+    """For images of 16-bit grey: how many bits their values use, such as 12. 0 to 2^bits - 1 become 0 to 255 in every
+    image. Larger values are refused. By default the most that any of the files uses."""
     skip_damaged: bool = False
     """For images: whether files that cannot be decoded are left out. Otherwise they end the run."""
     max_damaged: Annotated[float, Interval(ge=0, lt=1)] = 0.01
