@@ -21,7 +21,7 @@ from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.results import Round, Summed, parsed, summed
 from protofed.runs.resuming import refuse_other_run, refuse_run_of_other_runtime
 from protofed.runs.runner import execute
-from protofed.runs.store.folder import RunFolder
+from protofed.runs.store.folder import COPY, RunFolder
 from protofed.runs.sweep import folder_of
 
 
@@ -84,14 +84,17 @@ def show(
 ) -> None:
     """Show the results of a run, finished or not."""
     folder = RunFolder(run_folder)
-    if not (folder.path / "config.toml").exists():
+    if not folder.has("config.toml"):
         raise BadInput(f"{run_folder} is not a run folder: it has no config.toml")
-    refuse_run_of_old_version(tomllib.loads(folder.read_config()), folder.read_environment(), str(run_folder))
+    config = tomllib.loads(folder.read_config())
+    if not config:
+        raise BadInput(f"{run_folder / 'config.toml'} is damaged: it is empty; {COPY}")
+    refuse_run_of_old_version(config, folder.read_environment(), str(run_folder))
     _show(folder, as_json)
 
 
 def _show(folder: RunFolder, as_json: bool) -> None:
-    rounds = parsed(folder.read_rounds())
+    rounds = parsed(folder.read_rounds(), str(folder.path / "rounds.jsonl"))
     evaluated = [r for r in rounds if r.is_evaluated]
     scores = summed(rounds, "last_five") if evaluated else None
     if as_json:

@@ -64,17 +64,33 @@ def sweep(
         pending = set(runs.values())
         while pending:
             _, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-            progress(sum(folder.rounds_saved for folder in folders))
+            progress(sum(map(_rounds_saved, folders)))
             if should_stop():
                 stop.set()
     failures = {identity: _failure(run) for identity, run in runs.items()}
-    progress(sum(folder.rounds_saved for folder in folders))
+    progress(sum(map(_rounds_saved, folders)))
     return [
-        Outcome(
-            parsed(folder.read_rounds()), folder.is_done, failures.get(config.identity) or _mismatch(folder, config)
-        )
-        for config, folder in zip(configs, folders, strict=True)
+        _outcome(folder, config, failures.get(config.identity)) for config, folder in zip(configs, folders, strict=True)
     ]
+
+
+def _rounds_saved(folder: RunFolder) -> int:
+    try:
+        return folder.rounds_saved
+    except BadInput:  # its run says so
+        return 0
+
+
+def _outcome(folder: RunFolder, config: Config, failure: str | None) -> Outcome:
+    """What a folder holds. One that is damaged costs its run alone."""
+    try:
+        rounds = parsed(folder.read_rounds(), str(folder.path / "rounds.jsonl"))
+    except BadInput as error:  # guard: damaged-folder-costs-its-run
+        return Outcome([], False, failure or str(error))
+    if folder.is_done and not any(r.is_evaluated for r in rounds):
+        failure = failure or f"{folder.path} holds no round that was evaluated"
+    failure = failure or _mismatch(folder, config)
+    return Outcome(rounds, folder.is_done and not failure, failure)
 
 
 def _mismatch(folder: RunFolder, config: Config) -> str | None:
