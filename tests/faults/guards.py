@@ -830,13 +830,13 @@ GUARDS = (
         id="only-whole-count",
         what="only checkpoints that are whole count",
         tests="tests/faults/test_run_folders.py -k save_that_fails_removes",
-        swap=(" if verify.is_whole(folder, name)", ""),
+        swap=(" if name in whole", ""),
     ),
     Guard(
         id="memories-of-damaged-stay",
         what="memories of a damaged checkpoint stay",
         tests="tests/faults/test_run_folders.py -k save_that_fails_removes",
-        swap=("whole == names", "True"),
+        swap=("counted == names", "True"),
     ),
     Guard(
         id="lock-has-no-other-name",

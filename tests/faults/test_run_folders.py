@@ -19,10 +19,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from safetensors.torch import load
 
 from cli.test_cli import protofed
 from faults.kills import fingerprint
 from faults.shim import Shim, fails
+from protofed import wire
 from protofed.errors import BadInput, RunFailed
 from protofed.reports.figures import save_figure
 from protofed.runs.config.config import Config, parse
@@ -422,6 +424,14 @@ def test_a_save_reads_nothing_that_it_has_written_or_read_before(
 
 
 # ---- R13: memories
+
+
+def test_a_file_of_memories_is_one_of_safetensors_and_each_clients_part_too(run: Path, experiment: Experiment) -> None:
+    for path in (run / "checkpoint" / "memories").iterdir():
+        arrays = load(path.read_bytes())
+        assert arrays
+        for name, data in arrays.items():
+            assert wire.decode(bytes(data.tolist()), experiment.federation.initial_client_state(name.removesuffix("/")))
 
 
 def flipped(path: Path, at: int = -1) -> None:

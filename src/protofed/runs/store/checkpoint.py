@@ -103,7 +103,7 @@ def write(folder: Path, ready: Prepared) -> Saved | None:
         with opening.folder(folder.parent, folder.name) as own:
             disk.make_in(own, MEMORIES)
             verify.refuse_changed(folder, ready.before)
-            _set_aside(folder, own)
+            whole = _set_aside(folder, own)
             with opening.folder_in(own, MEMORIES) as memories:
                 if states:  # guard: memories-before-checkpoint-names-them
                     disk.put(memories, shard.name, kept)  # guard: memories-before-checkpoint-names-them
@@ -116,7 +116,7 @@ def write(folder: Path, ready: Prepared) -> Saved | None:
         verify.note_written(folder, name, each, digest=digest)
     if states:
         verify.note_written(folder, MEMORIES, shard.name, digest=shard.sha256)
-    _tidy(folder)
+    _tidy(folder, {**whole, name: [*(one.name for one in ready.before), shard.name]})
     return Saved(ready.receipts, shard)
 
 
@@ -257,37 +257,49 @@ def _refuse_others(path: Path, manifest: Mapping[str, Any], federation: Federati
         raise RunFailed(f"{path} was saved with other networks ({'; '.join(changed[:5])})")
 
 
-def _set_aside(folder: Path, own: int) -> None:
-    """Gives damaged checkpoints another name: they do not count, and whatever can be saved of them still can be."""
+def _set_aside(folder: Path, own: int) -> dict[str, list[str]]:
+    """Gives damaged checkpoints another name: they do not count, and whatever can be saved of them still can be. The
+    others, with the memories that they name."""
+    whole = _whole(folder)
     for name in verify.numbered(folder):
-        if not verify.is_whole(folder, name):  # guard: damaged-set-aside
+        if name not in whole:  # guard: damaged-set-aside
             free = (f"{ASIDE}{name}{more}" for more in ("", *(f"-{k}" for k in range(2, 1000))))
             other = next(each for each in free if opening.kind(own, each) is None)
             disk.rename(own, name, other)
             log.warning("checkpoint %s is damaged; it is %s now", folder / name, other)
+    return whole
 
 
-def _tidy(folder: Path) -> None:
+def _whole(folder: Path) -> dict[str, list[str]]:
+    """The memories that each checkpoint names which is whole."""
+    found = {}
+    for name in verify.numbered(folder):
+        with contextlib.suppress(Damaged):
+            found[name] = verify.whole(folder, name)
+    return found
+
+
+def _tidy(folder: Path, known: Mapping[str, list[str]] | None = None) -> None:
     """Removes older checkpoints, what is half written, and memories that no checkpoint names. Only those that are whole
-    count. Nothing is lost if that fails."""
+    count: `known`, if that is known. Nothing is lost if that fails."""
     try:
+        whole = _whole(folder) if known is None else known
         names = verify.numbered(folder)
-        whole = [name for name in names if verify.is_whole(folder, name)]  # guard: only-whole-count
+        counted = [name for name in names if name in whole]  # guard: only-whole-count
         with opening.folder(folder.parent, folder.name) as own:
             for name in os.listdir(own):
                 if name.startswith((".writing-", ".removing-")):
                     disk.remove(own, name)
-            for name in whole[KEPT:]:
+            for name in counted[KEPT:]:
                 disk.discard(own, name)
                 verify.forget(folder / name)
-            if whole == names:  # guard: memories-of-damaged-stay
-                _tidy_memories(folder, own)
-    except (OSError, BadInput, Damaged) as error:
+            if counted == names:  # guard: memories-of-damaged-stay
+                _tidy_memories(folder, own, {memory for name in counted[:KEPT] for memory in whole[name]})
+    except (OSError, BadInput) as error:
         log.warning("%s: old files could not be removed: %s", folder, error)
 
 
-def _tidy_memories(folder: Path, own: int) -> None:
-    named = {memory for name in verify.numbered(folder) for memory in verify.whole(folder, name)}
+def _tidy_memories(folder: Path, own: int, named: set[str]) -> None:
     for name in os.listdir(own):
         if name.startswith(ASIDE):
             with contextlib.suppress(Damaged):  # what else is in it may be good again one day

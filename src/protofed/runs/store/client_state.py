@@ -7,6 +7,7 @@ SHA-256 of each is known from when the shard was written or found whole: what is
 """
 
 import hashlib
+import json
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -15,7 +16,6 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
-from safetensors.torch import save
 
 from protofed import wire
 from protofed.api.task import ClientId
@@ -55,9 +55,15 @@ class Shard:
 
 
 def packed(states: Mapping[ClientId, Tree]) -> bytes:
-    """The content of a shard; nothing for no states."""
-    files = {f"{client}/": bytearray(wire.encode(state)) for client, state in states.items()}
-    return save({name: torch.frombuffer(data, dtype=torch.uint8) for name, data in files.items()}) if files else b""
+    """The content of a shard, in the format of safetensors; nothing for no states."""
+    files = {client: wire.encode(state) for client, state in states.items()}
+    header, end = {}, 0
+    for client, data in files.items():
+        begin, end = end, end + len(data)
+        header[f"{client}/"] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [begin, end]}
+    line = json.dumps(header).encode()
+    line += b" " * (-len(line) % 8)
+    return b"".join([len(line).to_bytes(8, "little"), line, *files.values()]) if files else b""
 
 
 def _parts(data: bytes) -> dict[ClientId, Part]:

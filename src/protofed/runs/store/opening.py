@@ -25,8 +25,8 @@ def folder(path: Path, *names: str) -> Iterator[int]:
     """A handle of the folder to which the names lead from a path, one by one."""
     handle = os.open(path, FOLDER)
     try:
-        for k, name in enumerate(names):
-            inner = _opened(handle, name, FOLDER, path.joinpath(*names[: k + 1]))
+        for name in names:
+            inner = _opened(handle, name, FOLDER)
             os.close(handle)
             handle = inner
         yield handle
@@ -37,7 +37,7 @@ def folder(path: Path, *names: str) -> Iterator[int]:
 @contextlib.contextmanager
 def folder_in(handle: int, name: str) -> Iterator[int]:
     """A handle of a folder in one that is open."""
-    inner = _opened(handle, name, FOLDER, Path(name))
+    inner = _opened(handle, name, FOLDER)
     try:
         yield inner
     finally:
@@ -48,10 +48,10 @@ def folder_in(handle: int, name: str) -> Iterator[int]:
 def file(path: Path, *names: str, flags: int = os.O_RDONLY) -> Iterator[int]:
     """A handle of the ordinary file to which the names lead from a path."""
     with folder(path, *names[:-1]) as own:
-        handle = _opened(own, names[-1], flags, path.joinpath(*names))
+        handle = _opened(own, names[-1], flags)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):  # guard: ordinary-files-in-run-folder
-            raise OSError(errno.EINVAL, "it is not a file", str(path.joinpath(*names)))
+            raise OSError(errno.EINVAL, "it is not a file", names[-1])
         yield handle
     finally:
         os.close(handle)
@@ -62,7 +62,7 @@ def read(path: Path, *names: str, most: int | None = None) -> bytes:
     with file(path, *names) as handle, open(handle, "rb", closefd=False) as content:
         data = content.read() if most is None else content.read(most + 1)
     if most is not None and len(data) > most:  # guard: small-files-in-run-folder
-        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path.joinpath(*names)))
+        raise OSError(errno.EFBIG, f"it is larger than {most} bytes", names[-1])
     return data
 
 
@@ -105,15 +105,15 @@ def reason(error: OSError) -> str:
     return f"{what} ({error.filename})" if error.filename else what
 
 
-def _opened(handle: int, name: str, flags: int, path: Path) -> int:
+def _opened(handle: int, name: str, flags: int) -> int:
     try:
         return os.open(_plain(name), flags | IN_FOLDER | os.O_CLOEXEC, 0o600, dir_fd=handle)
     except OSError as error:
         # A link to a folder is "not a directory" to the system if it must not be followed.
         is_link = error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK) and kind(handle, name) == "link"
         if error.errno == errno.ENXIO:  # a pipe or a socket that nobody else has open
-            raise OSError(errno.EINVAL, "it is not a file", str(path)) from None
-        raise OSError(error.errno, A_LINK if is_link else error.strerror, str(path)) from None
+            raise OSError(errno.EINVAL, "it is not a file", name) from None
+        raise OSError(error.errno, A_LINK if is_link else error.strerror, name) from None
 
 
 def _plain(name: str) -> str:

@@ -166,11 +166,13 @@ def digest_of(folder: Path, *names: str) -> str:
     """The SHA-256 of a file. It is read again only if it has changed, going by what the system says."""
     path = folder.joinpath(*names)
     with opening.file(folder.parent, folder.name, *names) as handle:
+        known, digest = _DIGESTS.get(path, ((), ""))
         facts = _facts(handle)
-        if path not in _DIGESTS or _DIGESTS[path][0] != facts:
+        if known != facts:
             with open(handle, "rb", closefd=False) as file:
-                _DIGESTS[path] = facts, hashlib.file_digest(file, "sha256").hexdigest()
-    return _DIGESTS[path][1]
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            _DIGESTS[path] = facts, digest
+    return digest
 
 
 def note_written(folder: Path, *names: str, digest: str) -> None:
