@@ -776,7 +776,7 @@ GUARDS = (
     Guard(
         id="what-lies-in-the-way-goes",
         what="what lies in the way of a file goes",
-        tests="tests/faults/test_run_folders.py -k outside_a_run_folder",
+        tests="tests/faults/test_kills.py -k every_operation",
     ),
     Guard(
         id="never-half-there",

@@ -118,6 +118,7 @@ def test_a_kill_at_every_operation_of_two_saves_changes_no_bit(
         execute(experiment, folder, resume=True)
         assert fingerprint(folder.path, experiment) == expected, f"operation {at}"
         assert not list(folder.path.rglob(".*ing-*")), f"operation {at}"
+        assert not list(folder.path.rglob("damaged-*")), f"operation {at}: what was half removed is taken for damage"
     print(f"{len(shim.tried)} operations")
 
 
