@@ -99,6 +99,8 @@ class Power:
                 node = self._handles[handle]
                 assert isinstance(node, File)
                 node.add(data[: operation.result])
+            case "fsync", (Path() as folder,):
+                self._at(folder).sync()
             case "fsync", (handle,):
                 self._handles[handle].sync()
             case "close", (handle,):

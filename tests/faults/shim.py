@@ -3,9 +3,11 @@ can be made to fail."""
 
 import os
 import signal
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 OPERATIONS = ("open", "write", "fsync", "close", "mkdir", "replace", "rename", "unlink", "rmdir", "listdir")
@@ -15,6 +17,7 @@ OPERATIONS = ("open", "write", "fsync", "close", "mkdir", "replace", "rename", "
 class Operation:
     name: str
     arguments: tuple[Any, ...]
+    """With paths in the place of folders' handles and of the names in them."""
     result: Any = None
 
 
@@ -38,16 +41,24 @@ class Shim:
         assert name in OPERATIONS, f"disk.py uses os.{name}, which no test can make fail: add it to the shim"
         return partial(self._do, name)
 
-    def _do(self, name: str, *arguments: Any) -> Any:
+    def _do(self, name: str, *arguments: Any, **folders: int) -> Any:
         if name == "close":
             os.close(arguments[0])  # whatever it says, the handle is gone
         if name == "write":
             arguments = (arguments[0], bytes(arguments[1][: self.most]))
-        self.tried.append(Operation(name, arguments))
+        told = (*map(place, folders.values(), arguments), *arguments[len(folders) :])
+        if name in ("fsync", "listdir") and stat.S_ISDIR(os.fstat(arguments[0]).st_mode):
+            told = (place(arguments[0]),)
+        self.tried.append(Operation(name, told))
         self.fault(len(self.tried), self.tried[-1])
-        result = None if name == "close" else getattr(os, name)(*arguments)
-        self.done.append(Operation(name, arguments, result))
+        result = None if name == "close" else getattr(os, name)(*arguments, **folders)
+        self.done.append(Operation(name, told, result))
         return result
+
+
+def place(folder: int, name: str = "") -> Path:
+    """The path of an open folder, or of a name in it."""
+    return Path(os.readlink(f"/proc/self/fd/{folder}")) / name
 
 
 def fails(at: int, number: int) -> Fault:

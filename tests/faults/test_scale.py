@@ -64,9 +64,9 @@ class Meter(Silent):
         self.handles: list[int] = []
         self._write, self._bytes = disk.write, 0
 
-    def write(self, path: Path, data: bytes) -> None:
+    def write(self, folder: int, name: str, data: bytes) -> None:
         self._bytes += len(data)
-        self._write(path, data)
+        self._write(folder, name, data)
 
     def begin(self, federation: Federation, done: int) -> None:
         self._bytes = 0

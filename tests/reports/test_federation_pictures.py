@@ -16,7 +16,6 @@ from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.errors import BadInput
 from protofed.reports.federation import (
-    DPI,
     Holdings,
     clients_by_domain,
     colours,
@@ -29,7 +28,7 @@ from protofed.reports.federation import (
     sizes,
     who_holds_what,
 )
-from protofed.reports.figures import COLOURS
+from protofed.reports.figures import COLOURS, DPI
 
 
 def images(labels: Sequence[int], start: int = 0) -> Data:

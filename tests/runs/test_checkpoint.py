@@ -1,9 +1,11 @@
 """Checkpoints: whole or ignored, whatever is done to them."""
 
 import errno
+import os
 import random
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,7 +148,11 @@ def test_a_failing_disk_leaves_the_last_good_checkpoint_and_says_so(
     number: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(*arguments: object, **more: object) -> None:
+    real = getattr(os, operation)
+
+    def failing(*arguments: Any, **more: Any) -> Any:
+        if operation == "open" and not arguments[1] & os.O_CREAT:
+            return real(*arguments, **more)  # what is there can be read
         raise OSError(number, "the disk said no")
 
     later = federation.advance(states[3])
@@ -188,3 +194,17 @@ def test_a_damaged_checkpoint_is_not_called_good(
     monkeypatch.setattr("os.rename", failing)
     with pytest.raises(RunFailed, match=f"{folder / '000002'}, is intact"):
         save(folder, later, federation)
+
+
+def test_where_nothing_can_be_opened_the_error_says_so_and_no_more(
+    folder: Path, federation: Federation, states: list[State], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object, **more: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    later = federation.advance(states[3])
+    with monkeypatch.context() as patch:
+        patch.setattr("os.open", failing)
+        with pytest.raises(RunFailed, match=r"could not save .*000004: too many open files .* cannot be read"):
+            save(folder, later, federation)
+    assert checkpoint.load(folder, federation, "run") is not None

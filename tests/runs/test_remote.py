@@ -17,9 +17,9 @@ from protofed.runs.config.config import Config
 from protofed.runs.remote import job, run_here, versions
 from protofed.runs.runner import execute
 from protofed.runs.store import disk
-from protofed.runs.store.checkpoint import _is_whole
 from protofed.runs.store.folder import RunFolder
 from protofed.runs.store.parcel import checked, packed, unpack
+from protofed.runs.store.verify import is_whole
 from protofed.runs.sweep import sweep
 from run_doubles import small_experiment
 
@@ -212,7 +212,7 @@ def test_wherever_writing_fails_a_whole_state_is_there(tmp_path: Path, monkeypat
         with pytest.raises(RunFailed, match="No space left on device"):
             unpack(last, here)
         newest = max(p for p in here.checkpoints.iterdir() if p.name.isdigit())
-        assert _is_whole(newest)
+        assert is_whole(newest.parent, newest.name)
         assert not here.is_done
         monkeypatch.setattr(disk, "write", write)
         execute(small_experiment("scaffold", 5), here, resume=True)

@@ -42,7 +42,8 @@ def outcome(folder: Path) -> tuple[bytes, dict[str, bytes], list[dict[str, objec
     last = folder / "checkpoint" / f"{ROUNDS:06d}"
     lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
     rounds = [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-    shards = {p.name: p.read_bytes() for p in sorted((folder / "checkpoint" / "memories").iterdir())}
+    named = json.loads((last / "manifest").read_bytes().splitlines()[0])["memories"]
+    shards = {name: (folder / "checkpoint" / "memories" / name).read_bytes() for name in sorted(named)}
     return (last / "server.safetensors").read_bytes(), shards, rounds
 
 

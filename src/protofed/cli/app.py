@@ -3,6 +3,7 @@
 The modules of commands import torch, and what needs it, only inside functions: help and lists come at once.
 """
 
+import contextlib
 import logging
 import signal
 import sys
@@ -13,7 +14,7 @@ from rich.logging import RichHandler
 
 from protofed.cli import data
 from protofed.cli.compare import compare, demo
-from protofed.cli.console import err
+from protofed.cli.console import CannotPrint, err
 from protofed.cli.methods import methods
 from protofed.cli.run import run, show
 from protofed.cli.signals import SIGNALLED
@@ -57,6 +58,8 @@ def main() -> None:
         app()
     except BadInput as error:
         _fail(error, BAD_INPUT)
+    except CannotPrint as error:
+        _fail("" if error.is_unheard else error, RUN_FAILED)
     except RunFailed as error:
         _fail(error, RUN_FAILED)
     except KeyboardInterrupt:
@@ -64,7 +67,9 @@ def main() -> None:
 
 
 def _fail(error: Exception | str, code: int) -> None:
-    err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    with contextlib.suppress(OSError):  # standard error may be full too
+        if str(error):
+            err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
     sys.exit(code)
 
 

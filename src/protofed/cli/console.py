@@ -1,13 +1,18 @@
 """What all commands share: the two consoles, JSON output and common options."""
 
-from collections.abc import Iterable
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, cast
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+from protofed.errors import RunFailed
 from protofed.printable import printable, printable_json
 
 
@@ -21,7 +26,48 @@ class SafeConsole(Console):
             yield segment._replace(text=safe)
 
 
-out: Console = SafeConsole()
+class CannotPrint(RunFailed):
+    """Standard output is full or closed."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(
+            f"could not print: {error.strerror or error}; what was saved is intact, and protofed show prints it again"
+        )
+        self.is_unheard = error.errno == errno.EPIPE
+        """Whether the reader has gone, such as `head`: then nobody wants to know."""
+
+
+class _Output:
+    """Standard output, whatever it is at the moment. A write that fails is an error of its own."""
+
+    def write(self, text: str) -> int:
+        with self._named():
+            return self._file.write(text)
+
+    def flush(self) -> None:
+        with self._named():
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    @property
+    def _file(self) -> IO[str]:
+        file: IO[str] = getattr(sys.stdout, "rich_proxied_file", sys.stdout)  # a live bar puts itself in its place
+        return file
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # guard: output-full-named
+            # What is left in the buffer must not fail again at the end.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self._file.fileno())
+            raise CannotPrint(error) from error
+
+
+out: Console = SafeConsole(file=cast(IO[str], _Output()))
 err: Console = SafeConsole(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -36,7 +82,8 @@ GRACE_PERIOD = 30.0
 
 
 def print_json(value: Any) -> None:
-    print(printable_json(value, indent=2))
+    print(printable_json(value, indent=2), file=out.file)
+    out.file.flush()
 
 
 def say(text: str) -> None:

@@ -15,7 +15,7 @@ from protofed.runs.store.folder import RunFolder
 
 
 def show_results(folder: RunFolder, as_json: bool) -> None:
-    rounds = parsed(folder.read_rounds())
+    rounds = parsed(folder.read_rounds(), str(folder.path / "rounds.jsonl"))
     evaluated = [r for r in rounds if r.is_evaluated]
     scores = summed(rounds, "last_five") if evaluated else None
     if as_json:

@@ -79,10 +79,13 @@ def show(
     """Show the results of a run, finished or not."""
     from protofed.cli.results import show_results
     from protofed.runs.config.renames import refuse_run_of_old_version
-    from protofed.runs.store.folder import RunFolder
+    from protofed.runs.store.folder import COPY, RunFolder
 
     folder = RunFolder(run_folder)
-    if not (folder.path / "config.toml").exists():
+    if not folder.has("config.toml"):
         raise BadInput(f"{run_folder} is not a run folder: it has no config.toml")
-    refuse_run_of_old_version(tomllib.loads(folder.read_config()), folder.read_environment(), str(run_folder))
+    config = tomllib.loads(folder.read_config())
+    if not config:
+        raise BadInput(f"{run_folder / 'config.toml'} is damaged: it is empty; {COPY}")
+    refuse_run_of_old_version(config, folder.read_environment(), str(run_folder))
     show_results(folder, as_json)

@@ -1,6 +1,5 @@
 """Pictures of a federation: which client holds how much of which class, and how the images of each domain look."""
 
-import io
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,12 @@ from torch import Tensor
 
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
-from protofed.reports.figures import COLOURS, plain
-from protofed.runs.store.checkpoint import write_atomically
+from protofed.reports.figures import COLOURS, plain, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DPI = 130
 TITLE, TOTALS, FOOT, LINE = 0.45, 0.65, 0.6, 0.19
 """Inches for the title, for totals at the top and the right, for the classes at the bottom, for a line of a legend."""
 EVERYBODY = "all clients"
@@ -122,7 +119,7 @@ def sizes(largest: int) -> tuple[int, ...]:
 
 def who_holds_what(task: Task, path: Path) -> None:
     """Clients by classes as bubbles whose areas are numbers of training examples, in the colours of domains."""
-    _save(picture_of_holdings(task), path)
+    save_figure(picture_of_holdings(task), path)
 
 
 def picture_of_holdings(task: Task) -> "Figure":
@@ -223,7 +220,7 @@ def _chosen(task: Task, clients: Iterable[ClientId], number: int) -> list[Pictur
 
 def contact_sheet(task: Task, path: Path, per_domain: int = 10) -> None:
     """Training images of each domain in a row, one of each class where possible, with their classes below."""
-    _save(picture_of_images(task, per_domain), path)
+    save_figure(picture_of_images(task, per_domain), path)
 
 
 def picture_of_images(task: Task, per_domain: int) -> "Figure":
@@ -253,10 +250,3 @@ def _shown(image: Tensor) -> NDArray[np.float32]:
     scaled = image.float() / 255 if image.dtype == torch.uint8 else image.clamp(0, 1)
     shown: NDArray[np.float32] = scaled.permute(1, 2, 0).squeeze(-1).numpy()
     return shown
-
-
-def _save(figure: "Figure", path: Path) -> None:
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, drawn.getvalue())

@@ -1,16 +1,33 @@
 """Pictures of how runs went."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from protofed.printable import one_line
 from protofed.reports.tables import Headline, Row, metric
 from protofed.runs.results import Round
+from protofed.runs.store.checkpoint import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#000000")
 
 AXES = {"own": "what clients see at home", "average": "average over the domains"}
+
+
+DPI = 130
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """A picture as a file, in the place of what was there, also of a link."""
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=DPI)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, drawn.getvalue())  # guard: pictures-not-through-links
 
 
 def accuracy_over_rounds(
@@ -43,8 +60,7 @@ def accuracy_over_rounds(
     names = [plain(method) for method in lines]
     axes[-1].legend([*lines.values()], names, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
     figure.suptitle(plain(title), fontsize=12)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline = "average") -> None:
@@ -66,8 +82,7 @@ def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline = 
     axis.grid(axis="x", alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(plain(title), fontsize=12)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    save_figure(figure, path)
 
 
 def _curve(rounds: Sequence[Round], panel: str | None, headline: Headline) -> list[float]:

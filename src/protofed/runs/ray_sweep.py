@@ -23,7 +23,7 @@ from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
 from protofed.runs.remote import Job, job, versions
 from protofed.runs.store.parcel import Parcel, checked, packed, unpack
-from protofed.runs.sweep import Outcome, folder_of, outcome, reason, unfinished
+from protofed.runs.sweep import Outcome, folder_of, outcome, reason, rounds_saved, unfinished
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ def _task() -> Any:
 
 def _rounds(configs: Sequence[Config], out: Path, running: dict[str, int]) -> int:
     """The rounds that are done in all runs, here and on the nodes."""
-    return sum(max(folder_of(config, out).rounds_saved, running.get(config.identity, 0)) for config in configs)
+    return sum(max(rounds_saved(folder_of(config, out)), running.get(config.identity, 0)) for config in configs)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from protofed.api.task import ClientId
@@ -166,8 +167,34 @@ class Result:
         return dict(summed(self.rounds, summary).metrics)
 
 
-def parsed(lines: str) -> list[Round]:
-    return [Round(**json.loads(line)) for line in split_lines(lines)]
+def parsed(lines: str, where: str = "rounds.jsonl") -> list[Round]:
+    """The rounds in the text of a file. Raises BadInput, with the line, for what is not one."""
+    rounds: list[Round] = []
+    for number, line in enumerate(split_lines(lines), 1):
+        try:
+            facts = json.loads(line)
+            _ROUND.validate_python(facts)
+            rounds.append(Round(**facts))
+            _refuse_gaps(rounds[-1], rounds)
+        except (ValueError, TypeError, RecursionError) as error:  # guard: rounds-damaged
+            what = str(error).partition("\n")[0]
+            raise BadInput(f"{where} is damaged: line {number} is no round ({what})") from error
+    return rounds
+
+
+_ROUND = TypeAdapter(Round)
+
+
+def _refuse_gaps(one: Round, rounds: Sequence[Round]) -> None:
+    """Refuses a round that lacks what tables show of every evaluated one."""
+    if not one.is_evaluated:
+        return
+    first = next(r for r in rounds if r.is_evaluated)
+    for scores in (one.domains, one.own_domains):
+        if scores.keys() != first.domains.keys() or not all("accuracy" in own for own in scores.values()):
+            raise ValueError("accuracies are missing")
+    if one.average is None:
+        raise ValueError("the average is missing")
 
 
 def split_lines(text: str) -> list[str]:

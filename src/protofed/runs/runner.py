@@ -21,7 +21,8 @@ from protofed.runs.saver import Clock, Saver
 from protofed.runs.store import checkpoint
 from protofed.runs.store.checkpoint import Checkpoint, Prepared, saved_store
 from protofed.runs.store.client_state import Saved, SavedStore
-from protofed.runs.store.folder import RunFolder
+from protofed.runs.store.folder import COPY, RunFolder
+from protofed.runs.store.lock import Lock
 from protofed.runtimes.client_store import InMemoryStore
 
 log = logging.getLogger(__name__)
@@ -83,9 +84,9 @@ def execute(
     may differ (and `protofed`, if another version may go on); `steal_lock` takes a folder that a process on another
     machine has left without giving it back.
     """
-    with pinned_threads(experiment.threads), folder.locked(steal_lock) if folder else contextlib.nullcontext():
+    with pinned_threads(experiment.threads), folder.locked(steal_lock) if folder else contextlib.nullcontext() as lock:
         try:
-            run = _Run(experiment, folder, observer or Silent(), allowed_changes)
+            run = _Run(experiment, folder, lock, observer or Silent(), allowed_changes)
             return run.go(resume, should_stop)
         finally:
             experiment.federation.runtime.close()
@@ -93,9 +94,15 @@ def execute(
 
 class _Run:
     def __init__(
-        self, experiment: Experiment, folder: RunFolder | None, observer: Observer, allowed: Collection[str]
+        self,
+        experiment: Experiment,
+        folder: RunFolder | None,
+        lock: Lock | None,
+        observer: Observer,
+        allowed: Collection[str],
     ) -> None:
         self.experiment = experiment
+        self.lock = lock
         self.allowed = allowed
         self.unsaved = ""
         self.federation = replace(experiment.federation, on_client=observer.client)
@@ -114,8 +121,10 @@ class _Run:
             state = self._rounds(resume, should_stop)
         if self.unsaved:
             raise RunFailed(f"the run came to its end, but its last state was not saved: {self.unsaved}")
-        if state.round == self.federation.training.rounds and self.folder:
-            self.folder.end()
+        if self.folder and self.lock:
+            self.lock.check()
+            if state.round == self.federation.training.rounds:
+                self.folder.end()
         return Result(self.federation, state, tuple(self.rounds))
 
     def _rounds(self, resume: bool, should_stop: Callable[[], bool]) -> State:
@@ -129,7 +138,8 @@ class _Run:
     def _first_state(self, resume: bool) -> State:
         saved = self._saved(resume)
         if saved is not None and self.folder:
-            self.rounds, self.lines = parsed(saved.rounds), [f"{line}\n" for line in split_lines(saved.rounds)]
+            where = f"{self.folder.checkpoints / f'{saved.state.round:06d}' / 'rounds.jsonl'}"
+            self.rounds, self.lines = parsed(saved.rounds, where), [f"{line}\n" for line in split_lines(saved.rounds)]
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)  # guard: rounds-those-checkpoint
             return saved.state
@@ -151,6 +161,8 @@ class _Run:
                 "continue it with --resume (resume=True in Python), or choose another folder with --out"
             )
         then, now = folder.read_config(), self.experiment.config
+        if now and not then and folder.has("config.toml"):  # guard: configuration-empty
+            raise BadInput(f"{folder.path / 'config.toml'} is damaged: it is empty; {COPY}")
         has_changed = False
         if then:
             environment = folder.read_environment()
@@ -160,8 +172,9 @@ class _Run:
             has_changed |= refuse_other_runtime(was, runtime, self.allowed, str(folder.path))
         identity = self.experiment.identity
         saved = checkpoint.load(folder.checkpoints, self.federation, identity, self.allowed, has_changed)
-        if saved is None and folder.read_rounds():  # guard: rounds-without-checkpoint
-            count = len(parsed(folder.read_rounds()))
+        lines = folder.read_rounds() if saved is None else ""
+        if lines:  # guard: rounds-without-checkpoint
+            count = len(split_lines(lines))
             raise RunFailed(
                 f"{folder.path} holds {count} rounds and no checkpoint: nothing to resume; remove it to start afresh"
             )
@@ -230,6 +243,8 @@ class _Run:
     def _write(self, folder: RunFolder, ready: Prepared) -> Saved | None:
         """What was saved; nothing if that failed and the run may go on."""
         try:
+            if self.lock:
+                self.lock.check()
             done = checkpoint.write(folder.checkpoints, ready)
             folder.write_rounds(ready.checkpoint.rounds)
         except RunFailed as error:

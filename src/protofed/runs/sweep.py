@@ -80,11 +80,11 @@ def sweep(
         pending = set(runs.values())
         while pending:
             _, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-            progress(sum(folder.rounds_saved for folder in folders))
+            progress(sum(map(rounds_saved, folders)))
             if should_stop():
                 stop.set()
     failures = {identity: _failure(run, stop.is_set()) for identity, run in runs.items()}
-    progress(sum(folder.rounds_saved for folder in folders))
+    progress(sum(map(rounds_saved, folders)))
     return [outcome(config, out, failures.get(config.identity)) for config in configs]
 
 
@@ -94,9 +94,16 @@ def unfinished(configs: Sequence[Config], out: Path) -> dict[str, Config]:
 
 
 def outcome(config: Config, out: Path, failure: str | None) -> Outcome:
-    """How far a run got, read from its folder."""
+    """How far a run got, read from its folder. One that is damaged costs its run alone."""
     folder = folder_of(config, out)
-    return Outcome(parsed(folder.read_rounds()), folder.is_done, failure or _mismatch(folder, config))
+    try:
+        rounds = parsed(folder.read_rounds(), str(folder.path / "rounds.jsonl"))
+    except BadInput as error:  # guard: damaged-folder-costs-its-run
+        return Outcome([], False, failure or str(error))
+    if folder.is_done and not any(r.is_evaluated for r in rounds):
+        failure = failure or f"{folder.path} holds no round that was evaluated"
+    failure = failure or _mismatch(folder, config)
+    return Outcome(rounds, folder.is_done and not failure, failure)
 
 
 def one(config: Config, folder: RunFolder, should_stop: Callable[[], bool]) -> None:
@@ -110,6 +117,14 @@ def reason(error: Exception) -> str:
         return str(error)
     log.error("a run ended with an unexpected error", exc_info=error)
     return f"{type(error).__name__}: {error}"
+
+
+def rounds_saved(folder: RunFolder) -> int:
+    """The rounds of a run that are saved; none if its folder is damaged."""
+    try:
+        return folder.rounds_saved
+    except BadInput:  # its run says so
+        return 0
 
 
 def _mismatch(folder: RunFolder, config: Config) -> str | None:

@@ -25,7 +25,7 @@ MAX_DEPTH = 32
 def document(path: Path) -> tuple[dict[str, Any], Place]:
     """The table in a TOML file, and the place of its keys."""
     text = _text(path)
-    table = _loaded(text, str(path))
+    table = loaded(text, str(path))
     return table, _placed(str(path), Lines(text, table))
 
 
@@ -56,7 +56,7 @@ def _text(path: Path) -> str:
         raise BadInput(f"{path}: cannot be read: {error}") from error
 
 
-def _loaded(text: str, source: str) -> dict[str, Any]:
+def loaded(text: str, source: str) -> dict[str, Any]:
     """The table in a text. Refuses deep nesting and integers of more than 64 bits."""
     too_deep = f"{source}: nested too deeply: more than {MAX_DEPTH} tables or arrays inside one another"
     if nesting(text) > MAX_DEPTH:  # guard: nesting-bounded
@@ -132,7 +132,7 @@ def _value(text: str, source: str) -> Any:
     """The value as TOML; a bare word is a string."""
     try:
         # An inline table ends on its line, so a comment or a second key after the value is an error.
-        tables = _loaded(f"set = {{value = {text}}}", f"--set {clipped(source)}")
+        tables = loaded(f"set = {{value = {text}}}", f"--set {clipped(source)}")
         if tables.keys() == {"set"} and tables["set"].keys() == {"value"}:
             return tables["set"]["value"]
     except BadInput as error:

@@ -5,16 +5,18 @@ checkpoint/000012/            the state after 12 rounds: it appears by one renam
     server.safetensors        what the server knows
     rounds.jsonl              the lines of all rounds
 checkpoint/memories/000012.safetensors   what the clients that took part in round 12 remember
+checkpoint/damaged-000012/    one that is not whole; nothing reads it
 
 A checkpoint names the files that hold the memories of its clients, its own and older ones, so that a save costs as much
-as a round has clients. All that it names is checked before any tensor is read. The last two are kept, so that one may
-be damaged.
+as a round has clients. All that it names is checked before any tensor is read. The last two that are whole are kept, so
+that one may be damaged.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -26,9 +28,10 @@ from protofed import wire
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
 from protofed.engine.state import State
-from protofed.errors import RunFailed
-from protofed.runs.store import disk
-from protofed.runs.store.client_state import Saved, SavedStore, Shard
+from protofed.errors import BadInput, RunFailed
+from protofed.runs.store import disk, opening, verify
+from protofed.runs.store.client_state import MEMORIES, Saved, SavedStore, Shard, packed
+from protofed.runs.store.verify import MANIFEST, ROUNDS, SERVER, Damaged
 from protofed.runtimes.client_store import InMemoryStore, Receipt
 from protofed.runtimes.device import moved
 from protofed.tree import Tree
@@ -36,13 +39,9 @@ from protofed.version import __version__
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 KEPT = 2  # guard: checkpoint-before-kept
-SERVER, ROUNDS, MANIFEST, MEMORIES = "server.safetensors", "rounds.jsonl", "manifest", "memories"
-
-
-class Damaged(Exception):
-    """This checkpoint cannot be used."""
+ASIDE = "damaged-"
 
 
 @dataclass(frozen=True)
@@ -62,54 +61,68 @@ class Prepared:
     """A checkpoint, ready to be written by another thread while the run goes on."""
 
     checkpoint: Checkpoint
-    manifest: Callable[[Mapping[str, bytes], Shard], bytes]
+    manifest: Callable[[Mapping[str, str], Shard], bytes]
+    """Of the SHA-256 of its files, and where its clients' states will be."""
     states: Mapping[ClientId, Tree]
     """Of clients, those that are in no file yet."""
     receipts: Mapping[ClientId, Receipt]
     """Of these."""
+    before: Collection[Shard] = ()
+    """The files that hold the other ones."""
 
 
 def prepared(checkpoint: Checkpoint, federation: Federation, identity: str) -> Prepared:
     state, store = checkpoint.state, federation.runtime.store
     if not isinstance(store, SavedStore):  # clients elsewhere keep their states themselves
 
-        def receipts_only(files: Mapping[str, bytes], shard: Shard) -> bytes:
-            return _manifest(files, {}, state, federation, identity, dict(state.receipts))
+        def receipts_only(digests: Mapping[str, str], shard: Shard) -> bytes:
+            return _manifest(digests, {}, state, federation, identity, dict(state.receipts))
 
         return Prepared(checkpoint, receipts_only, {}, {})
+    store.refuse_damage()
     states, before = store.unsaved(state.receipts), store.shards(state.receipts)
 
-    def with_shards(files: Mapping[str, bytes], shard: Shard) -> bytes:
-        return _manifest(files, {**before, **dict.fromkeys(states, shard)}, state, federation, identity, {})
+    def with_shards(digests: Mapping[str, str], shard: Shard) -> bytes:
+        return _manifest(digests, {**before, **dict.fromkeys(states, shard)}, state, federation, identity, {})
 
-    return Prepared(checkpoint, with_shards, states, {client: state.receipts[client] for client in states})
+    receipts = {client: state.receipts[client] for client in states}
+    return Prepared(checkpoint, with_shards, states, receipts, set(before.values()))
 
 
 def write(folder: Path, ready: Prepared) -> Saved | None:
-    """Writes a prepared checkpoint."""
+    """Writes a prepared checkpoint into a folder that lies in one which must be there."""
     state, states = ready.checkpoint.state, dict(ready.states)
-    kept = wire.encode(states) if states else b""
-    shard = Shard(f"{state.round:06d}.safetensors", hashlib.sha256(kept).hexdigest())
+    kept, name = packed(states), f"{state.round:06d}"
+    shard = Shard.of(f"{name}.safetensors", kept)
     files = {SERVER: wire.encode(state.server), ROUNDS: ready.checkpoint.rounds.encode()}
-    files[MANIFEST] = ready.manifest(files, shard)
-    target = folder / f"{state.round:06d}"
+    digests = {each: hashlib.sha256(data).hexdigest() for each, data in files.items()}
+    files[MANIFEST] = ready.manifest(digests, shard)
     try:
-        disk.make(folder)
-        disk.make(folder / MEMORIES)
-        if states:  # guard: memories-before-checkpoint-names-them
-            disk.put(folder / MEMORIES / shard.name, kept)  # guard: memories-before-checkpoint-names-them
-        disk.put_folder(target, files)  # guard: memories-before-checkpoint-names-them
+        with opening.folder(folder.parent) as above:
+            disk.make_in(above, folder.name)
+        with opening.folder(folder.parent, folder.name) as own:
+            disk.make_in(own, MEMORIES)
+            verify.refuse_changed(folder, ready.before)
+            whole = _set_aside(folder, own)
+            with opening.folder_in(own, MEMORIES) as memories:
+                if states:  # guard: memories-before-checkpoint-names-them
+                    disk.put(memories, shard.name, kept)  # guard: memories-before-checkpoint-names-them
+                disk.put_folder(own, name, files)  # guard: memories-before-checkpoint-names-them
     except OSError as error:  # guard: swallowed-permissionerror
         size = len(kept) + sum(map(len, files.values()))  # guard: bytes-write
         _tidy(folder)  # guard: failed-save-cleaned-up
-        raise RunFailed(_could_not_save(folder, target, size, error)) from error  # guard: failed-save-said
-    _tidy(folder)
+        raise RunFailed(_could_not_save(folder, name, size, error)) from error  # guard: failed-save-said
+    for each, digest in digests.items():
+        verify.note_written(folder, name, each, digest=digest)
+    if states:
+        verify.note_written(folder, MEMORIES, shard.name, digest=shard.sha256)
+    _tidy(folder, {**whole, name: [*(one.name for one in ready.before), shard.name]})
     return Saved(ready.receipts, shard)
 
 
 def saved_store(folder: Path, federation: Federation) -> SavedStore:
     """The store of a run's clients, which its checkpoints read and write."""
-    return SavedStore(folder / MEMORIES, federation.initial_client_state, federation.runtime.device)
+    return SavedStore(folder, federation.initial_client_state, federation.runtime.device)
 
 
 def load(
@@ -119,12 +132,12 @@ def load(
     name `protofed`, for one that another version wrote. Of a run whose settings have changed, only the part of its
     identity that is its data's must be the same."""
     damages = []
-    for path in _numbered(folder):
+    for name in verify.numbered(folder):
         try:
-            return _read(path, federation, identity, allowed, has_changed)
+            return _read(folder / name, federation, identity, allowed, has_changed)
         except Damaged as damage:
-            log.warning("checkpoint %s is damaged (%s); using the one before it", path, damage)
-            damages.append(f"{path.name}: {damage}")
+            log.warning("checkpoint %s is damaged (%s); using the one before it", folder / name, damage)
+            damages.append(f"{name}: {damage}")
     if damages:  # guard: all-damaged-error
         raise RunFailed(
             f"every checkpoint in {folder} is damaged ({'; '.join(damages)}): nothing to resume; "
@@ -135,23 +148,32 @@ def load(
 
 def rounds_saved(folder: Path) -> int:
     """The number of rounds that the newest checkpoint holds, going by its name."""
-    return max((int(path.name) for path in _numbered(folder)), default=0)
+    return max(map(int, verify.numbered(folder)), default=0)
+
+
+def rounds_digests(folder: Path) -> list[str]:
+    """The SHA-256 of the lines that the checkpoints hold, that of the newest first."""
+    digests = []
+    for name in verify.numbered(folder):
+        with contextlib.suppress(Damaged, KeyError, TypeError):
+            digests.append(verify.manifest_of(folder, name)["files"][ROUNDS])
+    return digests
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """The file is the old one or the new one, whatever happens."""
     try:
-        disk.put(path, data)
+        with opening.folder(path.parent) as own:
+            disk.put(own, path.name, data)
     except OSError as error:
-        free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
         raise RunFailed(
-            f"could not write {path}: {error.strerror or error} ({len(data)} bytes to write, {free} free); "
+            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {_free(path)} free); "
             "checkpoints are as they were"
         ) from error
 
 
 def _manifest(
-    files: Mapping[str, bytes],
+    digests: Mapping[str, str],
     shards: Mapping[ClientId, Shard],
     state: State,
     federation: Federation,
@@ -169,7 +191,7 @@ def _manifest(
         "round": state.round,
         "networks": _networks(federation),
         "strikes": dict(state.strikes),
-        "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+        "files": dict(digests),
         "receipts": dict(receipts),
         "memories": {s.name: {"sha256": s.sha256, "clients": own} for s, own in clients.items()},
     }
@@ -184,34 +206,36 @@ def _networks(federation: Federation) -> dict[str, list[int]]:
 
 def refuse_other_data(folder: Path, identity: str) -> None:
     """Refuses to take a run that has ended for one on data that have changed since."""
-    for path in _numbered(folder):
+    for name in verify.numbered(folder):
         with contextlib.suppress(Damaged):
-            then = _checked_manifest(path)["run"]
+            then = verify.manifest_of(folder, name)["run"]
             if then.partition("+")[2] != identity.partition("+")[2]:
                 raise RunFailed(
-                    f"{path.parent.parent} holds run {then}, not {identity}: its data or code have changed since"
+                    f"{folder.parent} holds run {then}, not {identity}: its data or code have changed since"
                 )
             return
 
 
 def _read(path: Path, federation: Federation, identity: str, allowed: Collection[str], has_changed: bool) -> Checkpoint:
-    manifest = _checked_manifest(path)
+    folder, name = path.parent, path.name
+    manifest = verify.manifest_of(folder, name)
     _refuse_others(path, manifest, federation, allowed)
     then, now = (run.partition("+")[2] if has_changed else run for run in (manifest["run"], identity))
     if then != now:  # guard: another-run-or-other-files
         raise RunFailed(f"{path} belongs to run {manifest['run']}, not to {identity}: its configuration or data differ")
-    if manifest["round"] != int(path.name):  # guard: manifest-another-round
+    if manifest["round"] != int(name):  # guard: manifest-another-round
         raise Damaged(f"{MANIFEST} is that of round {manifest['round']}")
-    files = {name: _checked(path / name, digest) for name, digest in manifest["files"].items()}
-    shards = _checked_shards(path.parent, manifest)  # guard: checks-before-parsing
+    files = verify.files_of(folder, name, manifest)
+    shards = verify.shards_of(folder, manifest)  # guard: checks-before-parsing
     # guard: checks-before-parsing
     # guard: checks-before-parsing
     server = moved(wire.decode(files[SERVER], federation.initial_server), federation.runtime.device)
-    receipts = {client: Receipt(receipt) for client, receipt in manifest["receipts"].items()}
+    strikes, kept_elsewhere = verify.strikes_and_receipts(manifest)
+    receipts = {client: Receipt(receipt) for client, receipt in kept_elsewhere.items()}
     if isinstance(federation.runtime.store, InMemoryStore):  # clients are in this process
-        federation.runtime.store = store = saved_store(path.parent, federation)
+        federation.runtime.store = store = saved_store(folder, federation)
         receipts = store.restored(shards)
-    state = State(manifest["round"], server, receipts, strikes=manifest["strikes"])
+    state = State(manifest["round"], server, receipts, strikes=strikes)
     return Checkpoint(state, files[ROUNDS].decode())
 
 
@@ -233,86 +257,73 @@ def _refuse_others(path: Path, manifest: Mapping[str, Any], federation: Federati
         raise RunFailed(f"{path} was saved with other networks ({'; '.join(changed[:5])})")
 
 
-def _checked_shards(folder: Path, manifest: Mapping[str, Any]) -> dict[ClientId, Shard]:
-    """Where each client's memory is, once all these files have been found whole."""
-    shards: dict[ClientId, Shard] = {}
-    for name, facts in manifest["memories"].items():
-        try:
-            with (folder / MEMORIES / name).open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise Damaged(f"{MEMORIES}/{name}: {error}") from error
-        if digest != facts["sha256"]:  # guard: checksum-memories
-            raise Damaged(f"{MEMORIES}/{name} does not have its checksum")
-        shards |= dict.fromkeys(facts["clients"], Shard(name, digest))
-    return shards
+def _set_aside(folder: Path, own: int) -> dict[str, list[str]]:
+    """Gives damaged checkpoints another name: they do not count, and whatever can be saved of them still can be. The
+    others, with the memories that they name."""
+    whole = _whole(folder)
+    for name in verify.numbered(folder):
+        if name not in whole:  # guard: damaged-set-aside
+            free = (f"{ASIDE}{name}{more}" for more in ("", *(f"-{k}" for k in range(2, 1000))))
+            other = next(each for each in free if opening.kind(own, each) is None)
+            disk.rename(own, name, other)
+            log.warning("checkpoint %s is damaged; it is %s now", folder / name, other)
+    return whole
 
 
-def _checked_manifest(path: Path) -> dict[str, Any]:
+def _whole(folder: Path) -> dict[str, list[str]]:
+    """The memories that each checkpoint names which is whole."""
+    found = {}
+    for name in verify.numbered(folder):
+        with contextlib.suppress(Damaged):
+            found[name] = verify.whole(folder, name)
+    return found
+
+
+def _tidy(folder: Path, known: Mapping[str, list[str]] | None = None) -> None:
+    """Removes older checkpoints, what is half written, and memories that no checkpoint names. Only those that are whole
+    count: `known`, if that is known. Nothing is lost if that fails."""
     try:
-        line, digest, rest = (path / MANIFEST).read_bytes().split(b"\n")
-    except (OSError, ValueError) as error:
-        raise Damaged(f"{MANIFEST}: {error}") from error
-    if hashlib.sha256(line).hexdigest().encode() != digest or rest:  # guard: checksum-manifest, end-manifest
-        raise Damaged(f"{MANIFEST} does not have its checksum")
-    manifest: dict[str, Any] = json.loads(line)
-    return manifest
-
-
-def _checked(path: Path, digest: str) -> bytes:
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Damaged(f"{path.name}: {error}") from error
-    if hashlib.sha256(data).hexdigest() != digest:  # guard: checksum-files
-        raise Damaged(f"{path.name} does not have its checksum")
-    return data
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        manifest = _checked_manifest(path)
-        for name, digest in manifest["files"].items():
-            _checked(path / name, digest)
-        _checked_shards(path.parent, manifest)
-    except Damaged:
-        return False
-    return True
-
-
-def _tidy(folder: Path) -> None:
-    """Removes older checkpoints, what is half written, and memories that no checkpoint names. Nothing is lost if that
-    fails."""
-    try:
-        for path in (*_numbered(folder)[KEPT:], *folder.glob(".writing-*")):
-            disk.remove(path)
-        named = {name for path in _numbered(folder) for name in _memories_of(path)}
-        for path in (folder / MEMORIES).iterdir():
-            if path.name not in named:  # guard: memories-checkpoint-names-stay, memories-nobody-names-go
-                disk.remove(path)
-    except OSError as error:
+        whole = _whole(folder) if known is None else known
+        names = verify.numbered(folder)
+        counted = [name for name in names if name in whole]  # guard: only-whole-count
+        with opening.folder(folder.parent, folder.name) as own:
+            for name in os.listdir(own):
+                if name.startswith((".writing-", ".removing-")):
+                    disk.remove(own, name)
+            for name in counted[KEPT:]:
+                disk.discard(own, name)
+                verify.forget(folder / name)
+            if counted == names:  # guard: memories-of-damaged-stay
+                _tidy_memories(folder, own, {memory for name in counted[:KEPT] for memory in whole[name]})
+    except (OSError, BadInput) as error:
         log.warning("%s: old files could not be removed: %s", folder, error)
 
 
-def _memories_of(path: Path) -> list[str]:
+def _tidy_memories(folder: Path, own: int, named: set[str]) -> None:
+    for name in os.listdir(own):
+        if name.startswith(ASIDE):
+            with contextlib.suppress(Damaged):  # what else is in it may be good again one day
+                named |= {*verify.memories_named(verify.manifest_of(folder, name))}
+    with opening.folder_in(own, MEMORIES) as memories:
+        for name in os.listdir(memories):
+            if name not in named:  # guard: memories-checkpoint-names-stay, memories-nobody-names-go
+                disk.remove(memories, name)
+                verify.forget(folder / MEMORIES / name)
+
+
+def _could_not_save(folder: Path, name: str, size: int, error: OSError) -> str:
     try:
-        return list(_checked_manifest(path)["memories"])
-    except Damaged:
-        return []
-
-
-def _numbered(folder: Path) -> list[Path]:
-    """Finished checkpoints, the newest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((p for p in folder.iterdir() if p.name.isdigit()), key=lambda p: int(p.name), reverse=True)
-
-
-def _could_not_save(folder: Path, target: Path, size: int, error: OSError) -> str:
-    kept = [path for path in _numbered(folder) if path != target and _is_whole(path)]
-    last = f"The last good checkpoint, {kept[0]}, is intact" if kept else "There is no good checkpoint yet"
-    free = shutil.disk_usage(folder if folder.exists() else folder.parent).free
+        others = [other for other in verify.numbered(folder) if other != name]
+        kept = next((other for other in others if verify.is_whole(folder, other)), None)
+        last = f"The last good checkpoint, {folder / kept}, is intact" if kept else "There is no good checkpoint yet"
+    except BadInput as unreadable:
+        last = str(unreadable)
     return (
-        f"could not save {target}: {error.strerror or error} ({size} bytes to write, {free} free). "
+        f"could not save {folder / name}: {opening.reason(error)} ({size} bytes to write, {_free(folder)} free). "
         f"{last}; make room, then resume."
     )
+
+
+def _free(path: Path) -> int:
+    """The bytes that are free where a path is or would be."""
+    return shutil.disk_usage(next(one for one in (path, *path.absolute().parents) if one.exists())).free

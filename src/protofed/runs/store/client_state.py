@@ -2,28 +2,42 @@
 memory.
 
 New states are in memory until the next checkpoint writes them into a file, a shard. Of those on the disk, the ones that
-were used last stay at hand.
+were used last stay at hand. A shard holds an array of bytes for each client, which are a file of its own, and the
+SHA-256 of each is known from when the shard was written or found whole: what is read from it later is checked again.
 """
 
+import hashlib
+import json
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
-from safetensors import safe_open
 
 from protofed import wire
 from protofed.api.task import ClientId
 from protofed.errors import RunFailed
+from protofed.runs.store import opening
 from protofed.runtimes.client_store import InMemoryStore, Receipt
 from protofed.runtimes.device import moved
 from protofed.tree import Tree
 
+MEMORIES = "memories"
+"""The folder of shards, beside the checkpoints that name them."""
 HELD_BYTES = 256 * 2**20  # guard: memories-not-all-held
 """Of states that are on the disk and are kept at hand all the same; those used last stay."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The bytes of one client's state in a shard."""
+
+    begin: int
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,38 @@ class Shard:
 
     name: str
     sha256: str
+    parts: Mapping[ClientId, Part] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, name: str, data: bytes) -> "Shard":
+        """The shard with this content, which is whole."""
+        return cls(name, hashlib.sha256(data).hexdigest(), _parts(data))
+
+
+def packed(states: Mapping[ClientId, Tree]) -> bytes:
+    """The content of a shard, in the format of safetensors; nothing for no states."""
+    files = {client: wire.encode(state) for client, state in states.items()}
+    header, end = {}, 0
+    for client, data in files.items():
+        begin, end = end, end + len(data)
+        header[f"{client}/"] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [begin, end]}
+    line = json.dumps(header).encode()
+    line += b" " * (-len(line) % 8)
+    return b"".join([len(line).to_bytes(8, "little"), line, *files.values()]) if files else b""
+
+
+def _parts(data: bytes) -> dict[ClientId, Part]:
+    """Where each client's state is, once the whole is known to be what was written."""
+    parts = {}
+    content = memoryview(data)[8 + int.from_bytes(data[:8], "little") :]
+    for name, facts in (wire.header(data) if data else {}).items():
+        match facts:
+            case {"dtype": "U8", "data_offsets": [int(begin), int(end)]} if 0 <= begin <= end <= len(content):
+                digest = hashlib.sha256(content[begin:end]).hexdigest()
+                parts[name.removesuffix("/")] = Part(len(data) - len(content) + begin, end - begin, digest)
+            case _:
+                raise wire.WireError(f"{name} is no state of a client")
+    return parts
 
 
 @dataclass(frozen=True)
@@ -50,12 +96,14 @@ class SavedStore(InMemoryStore):
     """A client store whose states a checkpoint can write and read."""
 
     def __init__(self, folder: Path, like: Callable[[ClientId], Tree], device: torch.device) -> None:
+        """`folder` is that of the checkpoints."""
         self._folder = folder
         self._like = like
         self._device = device
         self._shards: WeakKeyDictionary[Receipt, Shard] = WeakKeyDictionary()
         self._held: OrderedDict[str, Tree] = OrderedDict()
         self._num_bytes = 0
+        self._damage = ""
 
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
         if receipt not in self._shards:
@@ -66,6 +114,11 @@ class SavedStore(InMemoryStore):
         return self._held[receipt]
 
     # ---- what checkpoints do
+
+    def refuse_damage(self) -> None:
+        """Refuses to save after a state could not be read: that cost a client its round, and would cost the run."""
+        if self._damage:  # guard: memories-lost-end-run
+            raise RunFailed(self._damage)
 
     def unsaved(self, receipts: Mapping[ClientId, Receipt]) -> dict[ClientId, Tree]:
         """The states that are in no file."""
@@ -109,11 +162,14 @@ class SavedStore(InMemoryStore):
             self._num_bytes -= wire.num_bytes(state)
 
     def _from_file(self, client: ClientId, shard: Shard) -> Tree:
-        path, prefix = self._folder / shard.name, f"{client}/"
+        path, part = self._folder / MEMORIES / shard.name, shard.parts[client]
+        advice = "put it back from a copy of the run's folder, then resume"
         try:
-            with safe_open(path, "pt") as file:
-                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118, not a dict
-                arrays = {name.removeprefix(prefix): file.get_tensor(name).clone() for name in names}
-        except Exception as error:  # its checksum was right when the run began
-            raise RunFailed(f"{path} can no longer be read: {error}") from error
-        return moved(wire.from_arrays(arrays, self._like(client)), self._device)
+            data = opening.read_part(part.begin, part.size, self._folder.parent, self._folder.name, *path.parts[-2:])
+        except OSError as error:
+            self._damage = f"{path} can no longer be read: {error.strerror or error}; {advice}"
+            raise RunFailed(self._damage) from error
+        if hashlib.sha256(data).hexdigest() != part.sha256:  # guard: memories-checked-whenever-read
+            self._damage = f"{path} no longer holds what client {client} keeps: it has changed since; {advice}"
+            raise RunFailed(self._damage)
+        return moved(wire.decode(data, self._like(client)), self._device)

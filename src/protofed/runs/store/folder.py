@@ -1,25 +1,26 @@
-"""A run's folder: configuration, rounds, checkpoints, and a lock that dies with its process.
+"""A run's folder: configuration, rounds, checkpoints, and a lock.
 
 config.toml         what was run, every default resolved
 environment.json    versions, hardware and command
 rounds.jsonl        one line per round
 checkpoint/         the last two states
 done                present when the run has ended well
+lock                who works here
+
+A folder may have been damaged, or come from somebody else: whatever is read is checked, and no link is followed.
 """
 
-import contextlib
-import fcntl
 import functools
+import hashlib
 import json
 import logging
 import os
 import platform
 import shlex
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,11 +30,17 @@ from typing import Any
 import torch
 
 from protofed.errors import BadInput, RunFailed
-from protofed.runs.store import disk
-from protofed.runs.store.checkpoint import rounds_saved, write_atomically
+from protofed.runs.config import toml
+from protofed.runs.store import disk, opening
+from protofed.runs.store.checkpoint import rounds_digests, rounds_saved, write_atomically
+from protofed.runs.store.lock import Lock, locked
 from protofed.version import __version__
 
 log = logging.getLogger(__name__)
+
+MAX_BYTES = 1_000_000
+"""Of config.toml and environment.json, which have some thousand."""
+COPY = "put it back from a copy, or start the run afresh in another folder"
 
 
 @dataclass(frozen=True)
@@ -46,15 +53,33 @@ class RunFolder:
 
     @property
     def is_done(self) -> bool:
-        return (self.path / "done").exists()
+        return self.has("done")
 
     @property
     def rounds_saved(self) -> int:
         return rounds_saved(self.checkpoints)
 
+    def has(self, name: str) -> bool:
+        """Whether the folder holds a file of this name, readable or not."""
+        try:
+            with opening.folder(self.path) as own:
+                return opening.kind(own, name) is not None
+        except OSError:
+            return False
+
     def read_rounds(self) -> str:
-        path = self.path / "rounds.jsonl"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        """The lines of rounds.jsonl, if they are those of a checkpoint. A save writes them after it."""
+        advice = "it is written again from the checkpoint when the run is resumed"
+        advice += f": remove {self.path / 'done'} first" if self.is_done else ""
+        count = 1 if self.is_done else None
+        before = rounds_digests(self.checkpoints)[:count]
+        lines = self._text("rounds.jsonl", advice)
+        saved = {*before, *rounds_digests(self.checkpoints)[:count]}  # a run may go on meanwhile
+        is_expected = bool(saved) and (self.is_done or self.has("rounds.jsonl"))
+        # guard: rounds-have-their-checksum
+        if is_expected and hashlib.sha256(lines.encode()).hexdigest() not in saved:
+            raise BadInput(f"{self.path / 'rounds.jsonl'} is damaged: it is not what was saved; {advice}")
+        return lines
 
     def write_rounds(self, lines: str) -> None:
         write_atomically(self.path / "rounds.jsonl", lines.encode())
@@ -69,13 +94,34 @@ class RunFolder:
         write_atomically(self.path / "environment.json", json.dumps(facts, indent=2).encode())
 
     def read_environment(self) -> dict[str, Any]:
-        path = self.path / "environment.json"
-        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        advice = "put it back from a copy, or remove it: then nothing is known of what the run began with"
+        text = self._text("environment.json", advice, most=MAX_BYTES)
+        try:
+            facts = json.loads(text) if text or self.has("environment.json") else {}
+        except (ValueError, RecursionError) as error:  # guard: environment-damaged
+            raise BadInput(f"{self.path / 'environment.json'} is damaged: {error}; {advice}") from error
+        if not isinstance(facts, dict) or not isinstance(facts.get("runtime", {}), dict):
+            raise BadInput(f"{self.path / 'environment.json'} is damaged: it is not a table of facts; {advice}")
         return facts
 
     def read_config(self) -> str:
-        path = self.path / "config.toml"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        """The configuration, which is valid TOML; nothing if there is none."""
+        text = self._text("config.toml", COPY, most=MAX_BYTES)
+        try:
+            toml.loaded(text, "config.toml")
+        except BadInput as error:  # guard: configuration-damaged
+            raise BadInput(f"{self.path / 'config.toml'} is damaged: {error}; {COPY}") from error
+        return text
+
+    def _text(self, name: str, advice: str, most: int | None = None) -> str:
+        """A file's text; nothing if it is not there."""
+        try:
+            return opening.read(self.path, name, most=most).decode("utf-8")
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            raise BadInput(f"{self.path / name} cannot be read: {why}; {advice}") from error
 
     def write_config(self, config: str) -> None:
         write_atomically(self.path / "config.toml", config.encode())
@@ -97,56 +143,24 @@ class RunFolder:
         """Marks a run that has ended well. Its last state may have been written by a process that was killed before it
         could wait for the disk."""
         try:
-            disk.sync(self.checkpoints)  # guard: done-only-when-last-state-durable
+            with opening.folder(self.path, self.checkpoints.name) as own:
+                disk.sync(own)  # guard: done-only-when-last-state-durable
         except OSError as error:
             raise RunFailed(f"could not wait for {self.checkpoints}: {error.strerror or error}; resume") from error
         write_atomically(self.path / "done", b"")
 
     def reopen(self) -> None:
         """A run that goes on is not done any more."""
-        (self.path / "done").unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def locked(self, steal: bool = False) -> Iterator[None]:
-        """Holds the folder for this process; refused if another one has it. A lock that a process on another machine
-        has left behind is taken only with `steal`: whether that process lives cannot be known here."""
-        commit()  # asks git, whose process must not be born with the lock: it would outlive a killed run for a moment
         try:
-            disk.make(self.path)
-            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            with opening.folder(self.path) as own:
+                disk.remove(own, "done")
         except OSError as error:
-            raise BadInput(
-                f"cannot write to {self.path}: {error.strerror}; choose another folder with --out"
-            ) from error
-        try:
-            self._take(handle, steal)
-            try:  # guard: failed-run-gives-folder-back
-                yield  # guard: failed-run-gives-folder-back
-            finally:  # guard: failed-run-gives-folder-back
-                with contextlib.suppress(OSError):  # guard: failed-run-gives-folder-back
-                    # guard: failed-run-gives-folder-back
-                    os.ftruncate(handle, 0)  # nothing works here any more: nobody need wonder
-        finally:
-            os.close(handle)
+            raise RunFailed(f"could not remove {self.path / 'done'}: {opening.reason(error)}") from error
 
-    def _take(self, handle: int, steal: bool) -> None:
-        holder = os.read(handle, 200).decode(errors="replace").strip()
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # guard: lock
-        except BlockingIOError:
-            raise BadInput(
-                f"{self.path} is in use by another process ({holder or 'unknown'}); wait for it or stop it"
-            ) from None
-        # guard: note-another-machine, steal-lock
-        if holder and f" on {socket.gethostname()} since " not in holder and not steal:
-            raise BadInput(
-                f"{self.path} was in use on another machine ({holder}) and was not given back; "
-                "if nothing runs there any more, take it with --steal-lock"
-            )
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        with contextlib.suppress(OSError):  # the lock holds without the note on a full disk
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode(), 0)
+    def locked(self, steal: bool = False) -> AbstractContextManager[Lock]:
+        """Holds the folder for this process; see `lock`."""
+        commit()  # asks git, whose process must not be born with the lock: it would outlive a killed run for a moment
+        return locked(self.path, steal)
 
 
 VERSIONS = ("protofed", "python", "torch", "numpy", "scipy", "scikit-learn", "pillow", "matplotlib")
@@ -178,10 +192,15 @@ def commit() -> str:
     ) or "unknown"
 
 
+NO_PROGRAMS = ("--no-optional-locks", "-c", "core.fsmonitor=", "-c", "core.hooksPath=/dev/null")
+"""git asks no program that a repository's configuration names."""
+
+
 def _git(folder: Path, *words: str) -> str:
     """What git says, nothing if it cannot."""
+    command = ["git", *NO_PROGRAMS, "-C", str(folder), *words]  # guard: git-runs-no-program
     try:
-        found = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=10)  # noqa: S603, S607
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return found.stdout.strip() if found.returncode == 0 else ""

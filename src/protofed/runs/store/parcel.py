@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed.errors import RunFailed
-from protofed.runs.store import disk
+from protofed.runs.store import disk, opening
 from protofed.runs.store.checkpoint import write_atomically
 from protofed.runs.store.folder import RunFolder
 
@@ -73,19 +73,23 @@ def _write(files: Parcel, folder: RunFolder) -> None:
         write_atomically(folder.path / name, top[name])
     if not by_parent:
         return
-    disk.make(folder.checkpoints)
-    disk.make(folder.checkpoints / "memories")
-    for name, data in memories.items():  # first what a checkpoint names, then the checkpoint
-        disk.put(folder.checkpoints / "memories" / name, data)
-    for parent in sorted(by_parent):
-        disk.put_folder(folder.path / parent, by_parent[parent])
-    folder.write_rounds(top.get("rounds.jsonl", b"").decode())
-    for path in folder.checkpoints.iterdir():
-        if path.name != "memories" and f"checkpoint/{path.name}" not in by_parent:
-            disk.remove(path)
-    for path in (folder.checkpoints / "memories").iterdir():
-        if path.name not in memories:
-            disk.remove(path)
+    states = {parent.rpartition("/")[2]: inner for parent, inner in by_parent.items()}
+    with opening.folder(folder.path) as own:
+        disk.make_in(own, "checkpoint")
+    with opening.folder(folder.path, "checkpoint") as own:
+        disk.make_in(own, "memories")
+        with opening.folder_in(own, "memories") as inner:  # first what a checkpoint names, then the checkpoint
+            for name, data in memories.items():
+                disk.put(inner, name, data)
+            for name in sorted(states):
+                disk.put_folder(own, name, states[name])
+            folder.write_rounds(top.get("rounds.jsonl", b"").decode())
+            for name in os.listdir(own):
+                if name.isdigit() and name not in states:
+                    disk.discard(own, name)
+            for name in os.listdir(inner):
+                if name not in memories:
+                    disk.remove(inner, name)
 
 
 def _files(root: Path) -> Iterator[Path]:
