@@ -196,12 +196,12 @@ def test_wherever_writing_fails_a_whole_state_is_there(tmp_path: Path, monkeypat
     first, last = states(tmp_path)
     write, left = disk.write, 0
 
-    def full(path: Path, data: bytes) -> None:
+    def full(folder: int, name: str, data: bytes) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise OSError(28, "No space left on device")
-        write(path, data)
+        write(folder, name, data)
 
     for stop in range(len(last)):
         here = RunFolder(tmp_path / f"here-{stop}")
