@@ -260,6 +260,18 @@ def test_a_signal_is_heard_whatever_it_interrupts(monkeypatch: pytest.MonkeyPatc
         assert stop.is_made()
 
 
+@pytest.mark.parametrize(("before", "is_heard"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
+def test_a_closed_terminal_stops_a_run_but_not_under_nohup(before: signal.Handlers, is_heard: bool) -> None:
+    """R8."""
+    own = signal.signal(signal.SIGHUP, before)
+    try:
+        with stop_on_signal("resume", GRACE) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.is_made() == is_heard
+    finally:
+        signal.signal(signal.SIGHUP, own)
+
+
 @dataclass
 class Command:
     """`protofed run` in a process of its own."""

@@ -34,8 +34,8 @@ class StopRequest:
 @contextlib.contextmanager
 def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
     """The first signal to stop asks for that after the round. A second one, or the end of the grace period, ends the
-    process at once. Files are then either complete or absent, and worker processes end too. A signal that is ignored
-    stays so, as SIGHUP is under `nohup`."""
+    process at once. Files are then either complete or absent, and worker processes end too. SIGHUP stays ignored if it
+    is, as under `nohup`."""
     stop = StopRequest()
     # A signal may arrive while rich prints or a module is imported. So the handlers only write bytes made beforehand.
     is_limited = grace_period <= LONGEST
@@ -57,7 +57,8 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
             os.write(2, end)
         os._exit(stop.exit_code)
 
-    heard = [number for number in STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    has_no_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not has_no_terminal]
     handlers = {**dict.fromkeys(heard, ask), signal.SIGALRM: end_at_once}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
