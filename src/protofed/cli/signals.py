@@ -57,8 +57,8 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
             os.write(2, end)
         os._exit(stop.exit_code)
 
-    has_no_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not has_no_terminal]
+    ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignores_hangup]
     handlers = {**dict.fromkeys(heard, ask), signal.SIGALRM: end_at_once}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:

@@ -122,8 +122,8 @@ class _Product(torch.autograd.Function):
 
 
 def _summed_product(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_p a_pᵀ b_p for a (P, n, O) and b (P, n, D): (O, D). Only two numbers are small in the product of all rows at
-    once, so few parts of a GPU would have work."""
+    """Σ_p a_pᵀ b_p for a (P, n, O) and b (P, n, D): (O, D). One product of all rows would keep few multiprocessors of a
+    GPU busy, since its result is small."""
     return (a.mT @ b).sum(0) if len(a) > 1 else a[0].T @ b[0]
 
 
@@ -145,8 +145,8 @@ def _folded(windows: Tensor, shape: torch.Size, kernel: tuple[int, ...], stride:
 
 
 def _skewed_sum(parts: Tensor) -> Tensor:
-    """Σ_i of part i moved on by i places: (..., k, n, r) to (..., n + k − 1, r). With k zeros behind each part, rows
-    that are one place shorter begin one place earlier from part to part, so the sum is one of columns."""
+    """Σ_i of part i shifted by i places: (..., k, n, r) to (..., n + k − 1, r). Each part is padded to n + k places and
+    read back in rows of n + k − 1 places. So row i begins i places early, which shifts its part by i."""
     *outer, k, n, inner = parts.shape
     padded = F.pad(parts, (0, 0, 0, k)).flatten(-3)
     size = (n + k - 1) * inner
