@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from protofed.methods._shared.models import own_statistics
-from protofed.methods.pfedcspc.alignment import angle_loss, edge_loss, node_loss
+from protofed.methods.pfedcspc.alignment import Alignment, shape_of
 from protofed.nn.networks import Networks
 from protofed.prototypes.class_means import Prototypes
 
@@ -15,6 +15,20 @@ from protofed.prototypes.class_means import Prototypes
 def prototypes(*rows: list[float] | None) -> Prototypes:
     mean = [[0.0, 0.0] if row is None else row for row in rows]
     return Prototypes(torch.tensor(mean), torch.tensor([0.0 if row is None else 3.0 for row in rows]))
+
+
+def angle_loss(z: Tensor, y: Tensor, weight: Tensor, known: Prototypes) -> Tensor:
+    return Alignment(node=False, edge=False).loss(z, y, weight, shape_of(known))
+
+
+def edge_loss(z: Tensor, y: Tensor, weight: Tensor, known: Prototypes) -> Tensor:
+    return Alignment(node=False, angle=False).loss(z, y, weight, shape_of(known))
+
+
+def node_loss(z: Tensor, y: Tensor, known: Prototypes, temperature: float) -> Tensor:
+    """Of each example."""
+    alone = Alignment(angle=False, edge=False, temperature=temperature)
+    return torch.stack([alone.loss(z[i : i + 1], y[i : i + 1], torch.ones(1), shape_of(known)) for i in range(len(y))])
 
 
 CORNER = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
@@ -106,6 +120,35 @@ def test_a_batch_with_fillers_and_an_unknown_class(seed: int) -> None:
 
 
 # ---- gradients and degenerate batches
+
+
+def test_all_together_are_the_sum() -> None:
+    z, y, weight, known = random_batch(0)
+    node = Alignment(angle=False, edge=False).loss(z, y, weight, shape_of(known))
+    together = angle_loss(z, y, weight, known) + edge_loss(z, y, weight, known) + node
+    torch.testing.assert_close(Alignment().loss(z, y, weight, shape_of(known)), together)
+    torch.testing.assert_close(node, (node_loss(z, y, known, 0.5) * weight).sum() / weight.sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("parts", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 1)], ids=["node", "angle", "edge", "all"])
+def test_the_gradient_is_that_of_finite_differences(seed: int, parts: tuple[int, int, int]) -> None:
+    z, y, weight, known = random_batch(seed)
+    alignment, shape = Alignment(*map(bool, parts)), shape_of(Prototypes(known.mean.double(), known.count))
+    assert torch.autograd.gradcheck(
+        lambda z: alignment.loss(z, y, weight.double(), shape), z.double().requires_grad_(), atol=1e-6
+    )
+
+
+def test_gradients_of_several_batches_under_vmap() -> None:
+    batches = [random_batch(seed) for seed in range(3)]
+    z, y, weight = (torch.stack(parts) for parts in list(zip(*batches, strict=True))[:3])
+    shape = shape_of(batches[0][3])
+    found = torch.vmap(torch.func.grad(Alignment().loss), in_dims=(0, 0, 0, None))(z, y, weight, shape)
+    for k in range(3):
+        point = z[k].clone().requires_grad_()
+        (expected,) = torch.autograd.grad(Alignment().loss(point, y[k], weight[k], shape), point)
+        torch.testing.assert_close(found[k], expected)
 
 
 def gradients(z: Tensor, y: Tensor, known: Prototypes) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from protofed.methods.pfedcspc.sampling import empty_slots, sampled_mean, sampled_prototypes
+from protofed.methods.pfedcspc.sampling import empty_slots, sampled_means, sampled_prototypes
 from protofed.prototypes.class_means import class_sums
 
 
@@ -21,7 +21,7 @@ def random_points(count: int, dim: int = 3, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(
     ("points", "share", "size"),
-    # max(1, round(r · n)); Python rounds halves to the even number: 0.5 to 0, 1.5 to 2, 2.5 to 2, 3.5 to 4.
+    # max(1, round(r · n)); halves are rounded to the even number: 0.5 to 0, 1.5 to 2, 2.5 to 2, 3.5 to 4.
     [
         (1, 0.5, 1),
         (2, 0.5, 1),
@@ -36,16 +36,32 @@ def random_points(count: int, dim: int = 3, seed: int = 0) -> Tensor:
 )
 def test_a_sample_is_a_share_of_the_points_and_holds_none_twice(points: int, share: float, size: int) -> None:
     # The mean of k different rows of the identity has k entries of 1 / k; a row drawn twice would have 2 / k.
-    mean = sampled_mean(torch.eye(points), share, draws())
+    one = torch.zeros(points, dtype=torch.int64)
+    (mean,) = sampled_means(torch.eye(points), one, torch.tensor([points]), share, draws())
     assert sorted(mean.tolist()) == pytest.approx([0.0] * (points - size) + [1 / size] * size)
 
 
+def test_every_point_is_drawn_equally_often() -> None:
+    # Half of six points, 600 times: each about 300 times, with a deviation of 12.
+    cluster, sizes, own = torch.tensor([1] * 6), torch.tensor([0, 6]), draws()
+    times = sum(3 * sampled_means(torch.eye(6), cluster, sizes, 0.5, own)[1] for _ in range(600))
+    assert isinstance(times, Tensor)
+    assert ((times - 300).abs() < 60).all()
+
+
+def test_samples_of_a_cluster_hold_its_points_alone() -> None:
+    cluster = torch.tensor([2, 0, 2, 0, 2, 0])
+    means = sampled_means(torch.eye(6), cluster, torch.tensor([3, 0, 3]), 1.0, draws())
+    assert means[0].tolist() == pytest.approx([0, 1 / 3, 0, 1 / 3, 0, 1 / 3])
+    assert means[2].tolist() == pytest.approx([1 / 3, 0, 1 / 3, 0, 1 / 3, 0])
+
+
 def test_samples_differ_and_depend_on_the_generator_alone() -> None:
-    points, own = random_points(20), draws(5)
-    first, second = (sampled_mean(points, 0.5, own) for _ in range(2))
+    points, own, one = random_points(20), draws(5), torch.zeros(20, dtype=torch.int64)
+    first, second = (sampled_means(points, one, torch.tensor([20]), 0.5, own) for _ in range(2))
     assert not torch.equal(first, second)
     torch.manual_seed(99)
-    assert torch.equal(sampled_mean(points, 0.5, draws(5)), first)
+    assert torch.equal(sampled_means(points, one, torch.tensor([20]), 0.5, draws(5)), first)
 
 
 # ---- prototypes

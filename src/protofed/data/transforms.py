@@ -64,8 +64,7 @@ class Transform:
 
     def varied(self, x: Tensor, draws: Draws) -> Tensor:
         """Stored examples as inputs, augmented by these draws."""
-        moves_only = draws.angle is None and self.pad_mode == "constant"
-        if self.mean and moves_only and x.is_cuda and x.dtype == torch.uint8:
+        if x.is_cuda and self.is_lookup(x, draws):
             return self.looked_up(self.vary(x, draws))  # bytes need a fourth of the memory traffic
         return self.normalise(self.vary(self.scale(x), draws))
 
@@ -91,6 +90,15 @@ class Transform:
     def clean(self, x: Tensor) -> Tensor:
         """Stored examples as inputs, without augmentation."""
         return self.normalise(self.scale(x))
+
+    def is_lookup(self, x: Tensor, draws: Draws) -> bool:
+        """Whether inputs are stored bytes, moved and then looked up in a table."""
+        moves_only = draws.angle is None and self.pad_mode == "constant"
+        return bool(self.mean) and moves_only and x.dtype == torch.uint8
+
+    def table(self, device: torch.device) -> Tensor:
+        """The normalised value of each byte of each channel, (C · 256,)."""
+        return _table(self, device)[0]
 
     def looked_up(self, x: Tensor) -> Tensor:
         """Normalise uint8 through a 256-entry lookup table per channel."""

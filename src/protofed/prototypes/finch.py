@@ -81,9 +81,9 @@ def linked(neighbours: Tensor) -> Tensor:
     return torch.from_numpy(component).to(neighbours.device)
 
 
-def cluster_means(points: Tensor, labels: Tensor) -> Tensor:
-    """The unweighted mean of the points of each cluster, (J, D), in float64."""
-    sizes = labels.bincount()
+def cluster_means(points: Tensor, labels: Tensor, num_clusters: int = 0) -> Tensor:
+    """The unweighted mean of the points of each cluster, (J, D), in float64; NaN for a cluster without points."""
+    sizes = labels.bincount(minlength=num_clusters)
     total = torch.zeros(len(sizes), points.shape[1], dtype=torch.float64)
     return total.index_add_(0, labels, points.double()).div_(sizes[:, None])
 

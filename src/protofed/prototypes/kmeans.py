@@ -14,6 +14,8 @@ from protofed.tree import record
 
 NOTHING = 1e-10
 """A spread so small beside the largest is rounding."""
+NEGLIGIBLE = 1e-300
+"""The weight of a point that is a centre already: it is drawn only where no other is left."""
 RESTARTS = 10
 MAX_STEPS = 300
 """Moves of the centres in one restart; few are ever needed."""
@@ -125,6 +127,49 @@ def _converged(points: Tensor, centres: Tensor) -> Tensor:
         if torch.equal(moved, labels):
             break
         labels = moved
+    return labels
+
+
+def kmeans_of_classes(points: Tensor, y: Tensor, num_clusters: int, generator: torch.Generator) -> Tensor:
+    """K-means inside each class, all classes at once: the cluster of each point (N, K) in its class, (N,). A class of
+    fewer points than clusters has as many clusters as points."""
+    points, num_classes = points.double(), int(y.max()) + 1
+    sizes = y.bincount(minlength=num_classes)
+    there = torch.arange(num_clusters) < sizes[:, None]  # (C, J), whether a class has a cluster of this number
+    labels = _assigned_in_class(points, y, points[_spread_in_classes(points, y, num_clusters, generator)], there)
+    for _ in range(MAX_STEPS):
+        means = cluster_means(points, y * num_clusters + labels, num_classes * num_clusters)
+        moved = _assigned_in_class(points, y, means.view(num_classes, num_clusters, -1), there)
+        if torch.equal(moved, labels):
+            break
+        labels = moved
+    return labels
+
+
+def _spread_in_classes(points: Tensor, y: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """First centres of each class by k-means++, as rows of the points, (C, J). The race that a point wins with
+    probability proportional to its weight w is that of w / e, where e is drawn from an exponential distribution."""
+    classes = torch.arange(int(y.max()) + 1)
+    chosen: list[Tensor] = []
+    gaps = torch.ones(len(points), dtype=torch.float64)
+    while len(chosen) < count:
+        draws = torch.rand(len(points), dtype=torch.float64, generator=generator)
+        speed = (gaps + NEGLIGIBLE) / -torch.log1p(-draws)
+        winners = torch.where(y == classes[:, None], speed, -1.0).argmax(-1)  # (C,)
+        chosen.append(winners)
+        gap = (points - points[winners[y]]).square().sum(-1)
+        gaps = gap if len(chosen) == 1 else torch.minimum(gaps, gap)
+    return torch.stack(chosen, -1)
+
+
+def _assigned_in_class(points: Tensor, y: Tensor, centres: Tensor, there: Tensor) -> Tensor:
+    """The nearest of the centres (C, J, K) of its class for each point, (N,); none of them is left without a point."""
+    squares = (points[:, None] - centres[y]).square().sum(-1)
+    labels = torch.where(there[y], squares, torch.inf).argmin(-1)
+    num_clusters = there.shape[1]
+    has_points = (y * num_clusters + labels).bincount(minlength=there.numel()).view_as(there) > 0
+    for c in (there & ~has_points).any(-1).nonzero().flatten().tolist():
+        labels[y == c] = assigned(points[y == c], centres[c, there[c]])
     return labels
 
 

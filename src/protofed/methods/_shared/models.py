@@ -63,7 +63,7 @@ def server_embedding(server: ServerContext, params: Params, z: Tensor) -> Tensor
 
 
 def own_statistics(model: Model) -> Model:
-    """The same model with copies of its buffers, so that running it once more does not move statistics twice."""
-    trainable = set(model.networks.trainable)
-    copies = {name: leaf.clone() for name, leaf in model.params.items() if name not in trainable}
-    return model.at({**model.params, **copies})
+    """The same model with copies of its buffers, so that running it once more does not move statistics twice. Without
+    buffers it is the model itself, which computes the features of a batch only once."""
+    copies = model.networks.buffer_copies(model.params)
+    return model.at({**model.params, **copies}) if copies else model

@@ -55,14 +55,14 @@ from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.models import HEAD, features, own_statistics, server_embedding
 from protofed.methods._shared.wrappers import base_errors, published
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.pfedcspc import alignment, calibration, sampling
+from protofed.methods.pfedcspc import calibration, sampling
+from protofed.methods.pfedcspc.alignment import Alignment, Shape, shape_of
 from protofed.methods.pfedcspc.calibration import Partners, Pool
 from protofed.methods.pfedcspc.records import Guidance, Kept, Knowledge, Published, SampledUpload
 from protofed.methods.pfedcspc.sampling import Slots
 from protofed.nn.networks import Model, Parts, matching, without
 from protofed.optim.optimizers import Optimizer
 from protofed.prototypes import class_means
-from protofed.prototypes.class_means import Prototypes
 from protofed.seeds import generator
 from protofed.tree import Params, Tree
 
@@ -256,7 +256,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     async def train(self, client: ClientContext, message: Guidance, memory: Kept) -> Reply[SampledUpload, Kept]:
         if self.alignment_weight and (self.node or self.angle or self.edge):
-            client = client.with_loss_term(self.alignment, message.prototypes)
+            client = client.with_loss_term(self.alignment, shape_of(message.prototypes))
         reply = await self.base.train(client, message.base, memory.base)
         params = reply.upload.params
         z = await client.map(features, params)
@@ -270,17 +270,11 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
         draws = generator(client.step_seed, "prototypes")
         return sampling.sampled_prototypes(z, client.data.labels, client.num_classes, clusters, repeats, share, draws)
 
-    def alignment(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
+    def alignment(self, model: Model, batch: Batch, shape: Shape) -> Tensor:
         """What the alignment adds to the objective of Eq. (18)."""
         z = own_statistics(model).features(batch.x)
-        loss = z.new_zeros(())
-        if self.node:
-            loss = loss + batch.mean(alignment.node_loss(z, batch.y, prototypes, self.alignment_temperature))
-        if self.angle:
-            loss = loss + alignment.angle_loss(z, batch.y, batch.weight, prototypes)
-        if self.edge:
-            loss = loss + alignment.edge_loss(z, batch.y, batch.weight, prototypes)
-        return self.alignment_weight * loss
+        parts = Alignment(self.node, self.angle, self.edge, self.alignment_temperature)
+        return self.alignment_weight * parts.loss(z.float(), batch.y, batch.weight, shape)
 
     def predict(self, model: Model, x: Tensor, message: Guidance, memory: Kept | None) -> Tensor:
         """Logits; of the public model, classifier and exemplars together, Eq. (15)."""

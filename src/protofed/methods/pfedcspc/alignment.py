@@ -1,68 +1,149 @@
-"""Losses that hold a batch of features to the shape of the prototypes: points, angles and distances.
+"""The loss that holds a batch of features to the shape of the prototypes: points, angles and distances.
 
-All leave out rows of weight 0 and classes without a prototype, and give no gradient to prototypes.
+It leaves out rows of weight 0 and classes without a prototype, and gives no gradient to prototypes. Its gradient is
+written out beside it: autograd's would take several times as many operations, most of them on all triples of a batch.
 """
+
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from protofed.nn.precision import product
 from protofed.prototypes.class_means import Prototypes
-from protofed.prototypes.contrast import cluster_contrast
+from protofed.prototypes.contrast import ABSENT, EPS
+from protofed.tree import record
 
 APART = 1e-6
 """Two points nearer than this have no direction between them."""
 
 
-def node_loss(z: Tensor, y: Tensor, prototypes: Prototypes, temperature: float) -> Tensor:
-    """−log of the share of the own prototype in the similarities to all, per example, (B,), Eq. (5)."""
-    classes = torch.arange(len(prototypes.count), device=y.device)
-    label = torch.where(prototypes.is_known, classes, -1)
-    return cluster_contrast(z, y, prototypes.mean, label, temperature)
+@record
+class Shape:
+    """The prototypes as they are seen from each other. It is the same in every step of a round."""
+
+    unit: Tensor  # (C, D), the prototypes at length 1
+    is_known: Tensor  # (C,), whether a class has a prototype
+    distance: Tensor  # (C, C), −1 where one of the two is missing or both are the same
+    cosine: Tensor  # (C, C, C), of the angle at the first between the other two
 
 
-def angle_loss(z: Tensor, y: Tensor, weight: Tensor, prototypes: Prototypes) -> Tensor:
-    """How much angles between three examples of different classes differ from their prototypes', mean, (), Eq. (6)."""
-    towards, apart = _directions(z)  # (B, B, D), (B, B)
-    expected, expected_apart = _directions(prototypes.mean.detach()[y])
-    pair = _counted_pairs(y, weight, prototypes) * apart * expected_apart  # (B, B)
-    triple = pair[:, :, None] * pair[:, None, :] * (y[:, None] != y)  # (B, B, B), the corner of the angle first
-    cosines, expected_cosines = towards @ towards.mT, expected @ expected.mT  # (B, B, B), cosines
-    return _mean((cosines - expected_cosines).abs(), triple)
+@dataclass(frozen=True)
+class Alignment:
+    """Which parts the loss has, and the temperature of the node loss."""
+
+    node: bool = True
+    angle: bool = True
+    edge: bool = True
+    temperature: float = 0.5
+
+    def loss(self, z: Tensor, y: Tensor, weight: Tensor, shape: Shape) -> Tensor:
+        """Of the features of a batch, (), Eq. (5) to (7).
+
+        Node: the mean of −log of the share of the own prototype in the similarities to all. Angle: the mean difference
+        of the cosines, over three examples of different classes. Edge: the mean smooth L1 of the difference of the
+        distances, both relative to their mean, over two examples of different classes.
+        """
+        loss: Tensor
+        tables = shape.unit, shape.is_known, shape.distance, shape.cosine
+        loss, _ = _WithSlope.apply(z, y, weight, *tables, self)  # type: ignore[no-untyped-call]
+        return loss
+
+    def with_slope(self, z: Tensor, y: Tensor, weight: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+        """The loss and its gradient at z, (B, D)."""
+        loss, slope = z.new_zeros(()), torch.zeros_like(z)
+        if self.node:
+            loss, slope = self._node(z, y, weight, shape)
+        if not (self.angle or self.edge):
+            return loss, slope
+        wanted = shape.distance.flatten()[y[:, None] * len(shape.is_known) + y]  # (B, B), between prototypes
+        counts = weight > 0
+        is_pair = (wanted >= 0) & counts[:, None] & counts
+        distance, inverse, unit = _directions(z)
+        mixed = z.new_zeros(())  # the gradient at z_j − z_i is Σ_k mixed[i, j, k] · unit[i, k]
+        if self.angle:
+            is_side = is_pair & (wanted > APART) & (inverse > 0)
+            part, mixed = _angle(y, is_side, unit, inverse, shape)
+            loss = loss + part
+        if self.edge:
+            part, along = _edge(is_pair.to(z.dtype), distance, wanted)
+            loss, mixed = loss + part, mixed + torch.diag_embed(along)
+        moved = mixed @ unit
+        return loss, slope + moved.sum(0) - moved.sum(1)
+
+    def _node(self, z: Tensor, y: Tensor, weight: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+        length = torch.linalg.vector_norm(z, dim=-1, keepdim=True).clamp(min=EPS)
+        unit = z / length
+        cosine = product(unit, shape.unit.T)
+        logs = torch.where(shape.is_known, cosine / self.temperature, ABSENT).log_softmax(-1)
+        share = (weight * shape.is_known[y] / weight.sum().clamp(min=1))[:, None]  # of an example in the mean
+        own = torch.arange(len(shape.is_known), device=y.device) == y[:, None]  # (B, C)
+        loss = (own * logs * share).sum().neg()
+        slope = (logs.exp() - own.to(z.dtype)) * (share / self.temperature)  # at the cosines
+        return loss, (product(slope, shape.unit) - (slope * cosine).sum(-1, keepdim=True) * unit) / length
 
 
-def edge_loss(z: Tensor, y: Tensor, weight: Tensor, prototypes: Prototypes) -> Tensor:
-    """How much distances between examples of different classes differ from their prototypes', mean, (), Eq. (7).
+class _WithSlope(torch.autograd.Function):
+    generate_vmap_rule = True
 
-    Both kinds of distances are relative to their mean, and the difference is a smooth L1.
-    """
-    pair = _counted_pairs(y, weight, prototypes)
-    distances, expected = _distances(z), _distances(prototypes.mean.detach()[y])  # (B, B)
-    distances = distances / _mean(distances, pair).clamp(min=APART)
-    expected = expected / _mean(expected, pair).clamp(min=APART)
-    return _mean(F.smooth_l1_loss(distances, expected, reduction="none"), pair)
+    @staticmethod
+    def forward(z: Tensor, y: Tensor, weight: Tensor, *tables: Any) -> tuple[Tensor, Tensor]:
+        *parts, alignment = tables
+        found: tuple[Tensor, Tensor] = alignment.with_slope(z, y, weight, Shape(*parts))
+        return found
 
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, slope = output
+        ctx.mark_non_differentiable(slope)
+        ctx.save_for_backward(slope)
 
-def _counted_pairs(y: Tensor, weight: Tensor, prototypes: Prototypes) -> Tensor:
-    """1 for two rows of different classes that both count and whose classes have prototypes, else 0, (B, B)."""
-    counts = (weight > 0) & prototypes.is_known[y]
-    return (counts[:, None] & counts & (y[:, None] != y)).to(weight.dtype)
-
-
-def _distances(points: Tensor) -> Tensor:
-    """Between all pairs, (B, B); the gradient of this norm at 0 is 0, unlike a square root's."""
-    distance: Tensor = torch.linalg.vector_norm(points[:, None] - points, dim=-1)
-    return distance
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope, *[None] * 7
 
 
-def _directions(points: Tensor) -> tuple[Tensor, Tensor]:
-    """Entry [i, j] is the unit vector from point i to point j, (B, B, D), and whether there is one, (B, B)."""
+def shape_of(prototypes: Prototypes) -> Shape:
+    mean, known = prototypes.mean.detach(), prototypes.is_known
+    distance, _, unit = _directions(mean)
+    is_pair = known[:, None] & known & ~torch.eye(len(known), dtype=torch.bool)
+    normal = F.normalize(mean, dim=-1, eps=EPS)
+    return Shape(normal, known, torch.where(is_pair, distance, -1.0), unit @ unit.mT)
+
+
+def _angle(y: Tensor, is_side: Tensor, unit: Tensor, inverse: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """The loss, and its gradient at the directions between examples as shares of these directions, (B, B, B)."""
+    triple = is_side[:, :, None] & is_side[:, None, :] & (y[:, None] != y)  # (B, B, B), the corner of the angle first
+    expected = shape.cosine[y].gather(1, y.expand(len(y), shape.cosine.shape[-1], -1).mT)  # (B, B, C)
+    cosine = unit @ unit.mT
+    gap = cosine - expected.gather(2, y.expand(len(y), len(y), -1))
+    sign = gap.sign() * triple
+    # With c = u·v of unit vectors, dc/du = v. What of it lies along u changes the length alone, and is taken off.
+    along = (sign * cosine).sum(-1)
+    number = triple.sum().clamp(min=1)
+    mixed = (sign - torch.diag_embed(along)) * (inverse * (2 / number))[:, :, None]
+    return (sign * gap).sum() / number, mixed
+
+
+def _edge(is_pair: Tensor, distance: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss, and its gradient at the distances, (B, B)."""
+    share = is_pair / is_pair.sum().clamp(min=1)  # of a pair in the mean
+    mean = (share * distance).sum()
+    scale = mean.clamp(min=APART)
+    gap = distance / scale - wanted / (share * wanted).sum().clamp(min=APART)
+    bounded = gap.clamp(-1, 1)  # the gradient of the smooth L1 of the gap
+    loss = (share * bounded * (gap - bounded / 2)).sum()
+    along = share * bounded / scale
+    return loss, along - share * ((along * distance).sum() * (mean > APART) / scale)  # the mean depends on them too
+
+
+def _directions(points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Entry [i, j] is the distance from point i to point j, its inverse, 0 if they coincide, both (B, B), and the unit
+    vector from i to j, (B, B, D)."""
     difference = points - points[:, None]
     distance = torch.linalg.vector_norm(difference, dim=-1)
-    apart = distance > APART
-    length = torch.where(apart, distance, 1.0)  # a division by next to nothing would make gradients explode
-    return difference * (apart / length)[..., None], apart
-
-
-def _mean(values: Tensor, weight: Tensor) -> Tensor:
-    return (values * weight).sum() / weight.sum().clamp(min=1)
+    inverse = torch.where(distance > APART, distance.reciprocal(), 0.0)
+    return distance, inverse, difference * inverse[..., None]

@@ -1,6 +1,6 @@
 """The tensors that the loops of many clients work on. They keep their addresses, as recorded CUDA graphs require."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ class Buffers:
         with torch.device(device):
             self.x, self.y = (store.x, store.y) if store else self._new_store(first)
             self.row = torch.zeros(shape, dtype=torch.int64)  # in the store
+            self.label = torch.zeros(shape, dtype=torch.int64)
             self.index = torch.zeros(shape, dtype=torch.int64)  # in the client's own store
             self.weight = torch.zeros(shape)
             self.is_last_epoch = torch.zeros(shape[:2], dtype=torch.bool)
@@ -119,6 +120,7 @@ class Buffers:
             self.x[begin : begin + n].copy_(data.inputs(data.index))
             self.y[begin : begin + n].copy_(data.labels)
             self.row[k, :steps] = position + begin
+        self.label[k, :steps] = self.y[self.row[k, :steps]]
         self.index[k, :steps] = data.index[position]
 
     def _fill(self, buffer: Tensor, parts: list[Tensor]) -> None:
@@ -137,18 +139,33 @@ class Buffers:
         def now(plan: Tensor) -> Tensor:
             return plan[clients].index_select(1, counter).squeeze(1)
 
-        row = now(self.row)
-        draws = Draws(*(d if d is None else now(d).flatten(0, 1) for d in self.draws_buffers))
-        flat = row.flatten()
-        x = self.transform.varied(self.x[flat], draws)
         return Batch(
-            x=x.view(*row.shape, *x.shape[1:]),
-            y=self.y[flat].view(row.shape),
+            x=self._inputs(clients, counter, now),
+            y=now(self.label),
             weight=now(self.weight),
             index=now(self.index),
             is_last_epoch=now(self.is_last_epoch),
             number=now(self.number),
         )
+
+    def _inputs(self, clients: slice, counter: Tensor, now: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.x.is_cuda and self.transform.is_lookup(self.x, self.draws):
+            from protofed.runtimes.cohort.kernels import fetched  # Triton comes with torch for GPUs only
+
+            offset, flip = (d if d is None else d[clients] for d in (self.draws.offset, self.draws.flip))
+            return fetched(
+                self.x,
+                self.row[clients],
+                offset,
+                flip,
+                counter,
+                self.transform.table(self.x.device),
+                self.transform.pad,
+            )
+        row = now(self.row)
+        draws = Draws(*(d if d is None else now(d).flatten(0, 1) for d in self.draws_buffers))
+        x = self.transform.varied(self.x[row.flatten()], draws)
+        return x.view(*row.shape, *x.shape[1:])
 
     def result(self, k: int, loop: Loop) -> Any:
         """The answer to a client's request, in new tensors: the next loops overwrite the buffers."""

@@ -40,6 +40,9 @@ MOST_PROGRAMS = 24
 MOST_CHOICES = 128
 """Choices of an executor that are kept, so that no second trial is needed."""
 TRIAL_STEPS = 8
+LONG_STEP = 5e-4
+"""Seconds. A client's step on streams that takes longer is bound by arithmetic, not by launches: stacking would not help,
+and a trial of it may take long."""
 
 Executor = Streams | Stacked
 
@@ -267,6 +270,8 @@ class Cohort:
             return "streams"
         seconds: dict[ExecutorName, float] = {}
         for name in EXECUTORS:
+            if seconds.get("streams", 0.0) > LONG_STEP:
+                continue
             try:
                 seconds[name] = self._tried(name, loops)
             except torch.OutOfMemoryError:

@@ -10,7 +10,7 @@ loop is shorter than those of others stops early.
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -101,7 +101,7 @@ class Stacked:
             batch = tree.map(lambda part: part[0], batch)
         carry = [leaf[:width] for leaf in buffers.carry]
         inputs = [leaf if shared else leaf[:width] for leaf, shared in zip(buffers.inputs, buffers.shared, strict=True)]
-        with BatchedConvolutions(width):
+        with _layers(buffers.device, width):
             step = self._descended if self._is_elementwise else self._mapped
             new, outputs = step(carry, inputs, batch, in_place=buffers.device.type == "cuda" and not masked)
         if masked:
@@ -159,6 +159,14 @@ class Stacked:
         parts = [batch.x, batch.y, batch.weight, batch.index, batch.is_last_epoch, batch.number]
         found = torch.vmap(one, in_dims=(0, dims, None if buffers.common else 0))(carry, inputs, parts)
         return found
+
+
+def _layers(device: torch.device, width: int) -> AbstractContextManager[Any]:
+    if device.type != "cuda":
+        return BatchedConvolutions(width)
+    from protofed.runtimes.cohort.layers import StackedLayers  # Triton comes with torch for GPUs only
+
+    return StackedLayers()
 
 
 class _Lanes:
