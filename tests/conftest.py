@@ -15,6 +15,8 @@ from protofed.methods import METHODS
 State.memories = property(memories)  # type: ignore[attr-defined]  # what clients keep, for tests to look at
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")  # how long an example takes depends on what else the machine does
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, and then runs kernels on the CPU
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
 
 TESTS = Path(__file__).parent

@@ -9,10 +9,13 @@ from sklearn.cluster import KMeans
 from sklearn.decomposition import PCA
 from torch import Tensor
 
+from protofed.prototypes.finch import cluster_means
 from protofed.prototypes.kmeans import (
     Partition,
+    _spread_in_classes,
     assigned,
     kmeans,
+    kmeans_of_classes,
     no_partition,
     partitioned,
     principal_axes,
@@ -262,3 +265,65 @@ def test_clusters_are_numbered_by_their_first_points() -> None:
         points, _ = blobs(4, dim=3)
         labels = kmeans(points, 4, torch.Generator().manual_seed(seed)).tolist()
         assert list(dict.fromkeys(labels)) == [0, 1, 2, 3]
+
+
+# ---- inside each class
+
+
+def test_clusters_inside_classes_are_those_of_each_class_alone() -> None:
+    # Three blobs in class 0, the same far away in class 3 among others of class 1; class 2 is absent.
+    centres = torch.tensor([[0.0, 0.0], [9.0, 0.0], [0.0, 9.0]])
+    points = torch.cat([centres.repeat(20, 1), centres.repeat(20, 1) + 500, centres[:2].repeat(10, 1)])
+    points += 0.1 * torch.randn(points.shape, generator=draws(1))
+    y = torch.tensor([0] * 60 + [3] * 60 + [1] * 20)
+    labels = kmeans_of_classes(points, y, 3, draws(0))
+    for c, blobs in ((0, 3), (3, 3)):
+        mine = labels[y == c].view(-1, blobs)
+        assert sorted(mine[0].tolist()) == list(range(blobs))
+        assert (mine == mine[0]).all()
+    assert set(labels[y == 1].tolist()) == {0, 1, 2}, "no cluster is empty"
+
+
+def test_the_result_inside_classes_is_settled() -> None:
+    points, y = torch.randn(80, 3, generator=draws(2)), torch.arange(80) % 4
+    labels = kmeans_of_classes(points, y, 3, draws(0))
+    for c in range(4):
+        mine = points[y == c].double()
+        assert torch.equal(assigned(mine, cluster_means(mine, labels[y == c])), labels[y == c])
+
+
+def test_a_class_of_fewer_points_than_clusters_has_one_for_each() -> None:
+    points, y = torch.tensor([[1.0], [5.0], [2.0], [2.0], [7.0], [8.0], [9.0]]), torch.tensor([0, 0, 1, 2, 2, 2, 2])
+    labels = kmeans_of_classes(points, y, 3, draws(0))
+    assert sorted(labels[:2].tolist()) == [0, 1]
+    assert labels[2] == 0
+    assert set(labels[3:].tolist()) == {0, 1, 2}
+
+
+def test_no_cluster_of_a_class_is_empty_where_points_coincide() -> None:
+    points = torch.tensor([[1.0]] * 5 + [[1.0]] * 4 + [[2.0]])
+    labels = kmeans_of_classes(points, torch.tensor([0] * 5 + [1] * 5), 3, draws(0))
+    assert set(labels[:5].tolist()) == set(labels[5:].tolist()) == {0, 1, 2}
+
+
+def test_first_centres_are_drawn_by_squared_distance() -> None:
+    # Class 0: points 0, 1 and 3. After 0 the next is 1 or 3 with weights 1 and 9, after 1 it is 0 or 3 with 1 and 4,
+    # after 3 it is 0 or 1 with 9 and 4: a point is left out with probability
+    # 3: (1/10 + 1/5) / 3, 0: (4/5 + 4/13) / 3, 1: (9/10 + 9/13) / 3. Class 1 is drawn beside it.
+    points, y, own = (
+        torch.tensor([[0.0], [1.0], [3.0], [100.0], [200.0]]).double(),
+        torch.tensor([0, 0, 0, 1, 1]),
+        draws(0),
+    )
+    left_out = [3 - int(_spread_in_classes(points, y, 2, own)[0].sum()) for _ in range(4000)]
+    expected = {2: (1 / 10 + 1 / 5) / 3, 0: (4 / 5 + 4 / 13) / 3, 1: (9 / 10 + 9 / 13) / 3}
+    for row, probability in expected.items():
+        assert left_out.count(row) / 4000 == pytest.approx(probability, abs=0.03)
+
+
+def test_draws_inside_classes_come_from_the_generator_alone() -> None:
+    points, y = torch.randn(60, 3, generator=draws(2)), torch.arange(60) % 3
+    first = kmeans_of_classes(points, y, 4, draws(0))
+    torch.manual_seed(99)
+    assert torch.equal(kmeans_of_classes(points, y, 4, draws(0)), first)
+    assert any(not torch.equal(kmeans_of_classes(points, y, 4, draws(seed)), first) for seed in range(1, 5))

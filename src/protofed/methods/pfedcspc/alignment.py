@@ -62,15 +62,14 @@ class Alignment:
         counts = weight > 0
         is_pair = (wanted >= 0) & counts[:, None] & counts
         distance, inverse, unit = _directions(z)
-        mixed = z.new_zeros(())  # the gradient at z_j − z_i is Σ_k mixed[i, j, k] · unit[i, k]
+        moved = torch.zeros_like(unit)  # the gradient at z_j − z_i, (B, B, D)
         if self.angle:
-            is_side = is_pair & (wanted > APART) & (inverse > 0)
-            part, mixed = _angle(y, is_side, unit, inverse, shape)
+            side = (is_pair & (wanted > APART)) * inverse.sign()  # 1 where there is a direction in both shapes
+            part, moved = _angle(y, side, unit, inverse, shape)
             loss = loss + part
         if self.edge:
             part, along = _edge(is_pair.to(z.dtype), distance, wanted)
-            loss, mixed = loss + part, mixed + torch.diag_embed(along)
-        moved = mixed @ unit
+            loss, moved = loss + part, torch.addcmul(moved, along[..., None], unit)
         return loss, slope + moved.sum(0) - moved.sum(1)
 
     def _node(self, z: Tensor, y: Tensor, weight: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -114,18 +113,18 @@ def shape_of(prototypes: Prototypes) -> Shape:
     return Shape(normal, known, torch.where(is_pair, distance, -1.0), unit @ unit.mT)
 
 
-def _angle(y: Tensor, is_side: Tensor, unit: Tensor, inverse: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """The loss, and its gradient at the directions between examples as shares of these directions, (B, B, B)."""
-    triple = is_side[:, :, None] & is_side[:, None, :] & (y[:, None] != y)  # (B, B, B), the corner of the angle first
+def _angle(y: Tensor, side: Tensor, unit: Tensor, inverse: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """The loss, and its gradient at the differences between examples, (B, B, D). Sums over triples i, j, k, the corner
+    of the angle first, are over those with side[i, j] = side[i, k] = 1 and different classes of j and k."""
+    differs = (y[:, None] != y).to(unit.dtype)
+    number = ((side @ differs) * side).sum().clamp(min=1)
     expected = shape.cosine[y].gather(1, y.expand(len(y), shape.cosine.shape[-1], -1).mT)  # (B, B, C)
-    cosine = unit @ unit.mT
-    gap = cosine - expected.gather(2, y.expand(len(y), len(y), -1))
-    sign = gap.sign() * triple
+    gap = (unit @ unit.mT - expected.gather(2, y.expand(len(y), len(y), -1))) * differs  # (B, B, B)
+    loss = ((gap.abs() @ side[..., None]).squeeze(-1) * side).sum() / number
     # With c = u·v of unit vectors, dc/du = v. What of it lies along u changes the length alone, and is taken off.
-    along = (sign * cosine).sum(-1)
-    number = triple.sum().clamp(min=1)
-    mixed = (sign - torch.diag_embed(along)) * (inverse * (2 / number))[:, :, None]
-    return (sign * gap).sum() / number, mixed
+    pull = gap.sign() @ (unit * side[..., None])
+    along = (pull * unit).sum(-1, keepdim=True)
+    return loss, torch.addcmul(pull, along, unit, value=-1) * (side * inverse * (2 / number))[..., None]
 
 
 def _edge(is_pair: Tensor, distance: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,8 +41,8 @@ MOST_CHOICES = 128
 """Choices of an executor that are kept, so that no second trial is needed."""
 TRIAL_STEPS = 8
 LONG_STEP = 5e-4
-"""Seconds. A client's step on streams that takes longer is bound by arithmetic, not by launches: stacking would not help,
-and a trial of it may take long."""
+"""Seconds. A client's step on streams that takes longer is bound by arithmetic, not by launches. Stacking does not help
+there, and a trial of it may take long."""
 
 Executor = Streams | Stacked
 

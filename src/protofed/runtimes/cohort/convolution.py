@@ -1,166 +1,244 @@
-"""Convolutions of many clients at once, each with its own weights, as one batched matrix product.
+"""Convolutions of many clients at once, each with its own weights, and their gradients: GPU kernels, in Triton.
 
-vmap turns them into a grouped convolution, for which cuDNN has slow kernels: several for each client. Where the windows
-of the images fit into memory, they are laid out as the rows of a matrix instead (im2col), and one product serves all.
+Clients are the first dimension of every tensor. Sums are taken in a fixed order: the same inputs give the same bits.
 """
 
+# Triton reads the types of a kernel's arguments from the call. Names in capitals are known when it is compiled.
+# ruff: noqa: N803, N806
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
+
 from math import ceil
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-MOST_BYTES = 2**30
-"""Of the windows of one layer for all clients together; beyond that the grouped convolution is used."""
+from protofed.runtimes.cohort.kernels import Pair, geometry
 
-
-TILES = 512
-"""Blocks that a product should be cut into, so that all parts of a large GPU are at work."""
-TILE = 64
-"""The rows and columns of such a block."""
+PART = 512
+"""Places that one program sums over for a gradient of weights. It does not depend on the number of clients, so that a
+kernel is compiled once for all."""
 
 
-class BatchedConvolutions(TorchFunctionMode):
-    """Within this, `conv2d` is a batched product where it can be. For code that vmap maps over `width` clients."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self._width = width
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.conv2d:
-            call = _Call.of(*args, **(kwargs or {}))
-            if call is not None and self._width * call.num_bytes <= MOST_BYTES:
-                return call.convolved(self._width)
-        return func(*args, **(kwargs or {}))
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+    """(K, B, O, h, w) from images (K, B, C, H, W), weights (K, O, C, kernel) and biases (K, O)."""
+    return _correlated(_padded(x, padding), weight, bias, stride, is_transposed=False)
 
 
-class _Call:
-    """The arguments of a convolution without groups and dilation."""
-
-    def __init__(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
-    ) -> None:
-        if torch.is_autocast_enabled(x.device.type):
-            kind = torch.get_autocast_dtype(x.device.type)
-            x, weight, bias = x.to(kind), weight.to(kind), None if bias is None else bias.to(kind)
-        self._x, self._weight, self._bias = x, weight, bias
-        self._stride, self._padding = stride, padding
-
-    @classmethod
-    def of(
-        cls,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        groups: int = 1,
-    ) -> "_Call | None":
-        """None for a kind of convolution that is not handled here."""
-        if x.dim() != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
-            return None
-        return cls(x, weight, bias, _pair(stride), _pair(padding))
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the windows of one client."""
-        height, width = self._output_size()
-        return len(self._x) * height * width * self._weight[0].numel() * self._x.element_size()
-
-    def _output_size(self) -> tuple[int, int]:
-        sizes = zip(self._x.shape[2:], self._weight.shape[2:], self._stride, self._padding, strict=True)
-        height, width = ((size + 2 * pad - kernel) // step + 1 for size, kernel, step, pad in sizes)
-        return height, width
-
-    def convolved(self, clients: int) -> Tensor:
-        x, (height, width) = self._x, self._output_size()
-        if any(self._padding):
-            x = F.pad(x, (self._padding[1],) * 2 + (self._padding[0],) * 2)
-        parts = _parts(len(x), clients * ceil(len(self._weight) / TILE) * ceil(self._weight[0].numel() / TILE))
-        rows: Tensor
-        rows, _ = _Product.apply(x, self._weight, self._stride, parts)  # type: ignore[no-untyped-call]
-        if self._bias is not None:
-            rows = rows + self._bias
-        return rows.view(len(x), height, width, -1).permute(0, 3, 1, 2)
+def input_gradient(grad: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
+    """Of a convolution: (K, B, C, H, W) from that of its output (K, B, O, h, w). It is a convolution too, of the
+    gradient with zeros around and, for a stride, between its pixels."""
+    sides = list(zip(size, grad.shape[3:], weight.shape[3:], stride, padding, strict=True))
+    wide = grad.new_zeros(*grad.shape[:3], *(side + reach - 1 for side, _, reach, _, _ in sides))
+    places = (slice(first := reach - 1 - pad, first + step * n, step) for _, n, reach, step, pad in sides)
+    wide[..., next(places), next(places)] = grad
+    return _correlated(wide, weight, None, (1, 1), is_transposed=True)
 
 
-class _Product(torch.autograd.Function):
-    """(B · height · width, O), a row for each window, and the windows themselves, which the gradient needs again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, stride: tuple[int, int], parts: int) -> tuple[Tensor, Tensor]:
-        kernel, images = weight.shape[2:], x.permute(0, 2, 3, 1).contiguous()  # (B, H, W, C)
-        windows = images.unfold(1, kernel[0], stride[0]).unfold(2, kernel[1], stride[1])  # (B, h, w, C, kernel)
-        rows = windows.permute(0, 1, 2, 4, 5, 3).reshape(-1, weight[0].numel())
-        return rows @ _flat(weight).T, rows
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        x, weight, ctx.stride, ctx.parts = inputs
-        _, rows = output
-        ctx.mark_non_differentiable(rows)
-        ctx.save_for_backward(weight, rows)
-        ctx.shape = x.shape
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
-        weight, rows = ctx.saved_tensors
-        grad = grads[0]  # (B · h · w, O)
-        pieces = (piece.view(ctx.parts, -1, piece.shape[-1]) for piece in (grad, rows))
-        (outputs, channels), kernel = weight.shape[:2], weight.shape[2:]
-        of_weight = _summed_product(*pieces).view(outputs, *kernel, channels).permute(0, 3, 1, 2)
-        if not ctx.needs_input_grad[0]:
-            return None, of_weight, None, None
-        windows = grad @ _flat(weight)  # (B · h · w, kernel · C)
-        return _folded(windows, ctx.shape, kernel, ctx.stride), of_weight, None, None
+def weight_gradient(x: Tensor, grad: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+    """Of a convolution: of its weights (K, O, C, kernel) and of its biases (K, O)."""
+    x, grad = _padded(x, padding), grad.contiguous()
+    clients, batch, channels, *size = x.shape
+    _, _, outputs, *area = grad.shape
+    columns = _columns(outputs, area[1])
+    depth = channels * kernel[0] * (kernel[1] + (columns - 1) * stride[1])
+    rows, places = outputs * columns, batch * area[0] * area[1] // columns
+    block_o, parts = _block(rows, 64), ceil(places / PART)
+    tile = _gradient_tile(block_o)
+    sums = torch.empty((clients, parts, rows, depth + 1), device=x.device)
+    shapes = {"OUTPUTS": outputs, "CHANNELS": channels, "COLUMNS": columns}
+    shapes |= geometry((size[0], size[1]), (area[0], area[1]), kernel, stride)
+    _gradient_kernel[parts, ceil(rows / block_o) * ceil(depth / tile["BLOCK_K"]), clients](
+        *(x, grad, sums, places, x.stride(0), x.stride(1)),
+        **{**shapes, "PART": PART, "PRECISION": _precision(), "BLOCK_O": block_o, **tile},
+    )
+    of_weight = torch.empty((clients, outputs, channels, *kernel), dtype=x.dtype, device=x.device)
+    of_bias = torch.empty((clients, outputs), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(of_weight[0, 0].numel() + 1)
+    _sum_kernel[outputs, clients](*(sums, of_weight, of_bias), **{**shapes, "PARTS": parts, "BLOCK": block})
+    return of_weight, of_bias
 
 
-def _summed_product(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_p a_pᵀ b_p for a (P, n, O) and b (P, n, D): (O, D). One product of all rows would keep few multiprocessors of a
-    GPU busy, since its result is small."""
-    return (a.mT @ b).sum(0) if len(a) > 1 else a[0].T @ b[0]
+# ---- how kernels are started
 
 
-def _flat(weight: Tensor) -> Tensor:
-    """(O, kernel · C): channels come last, as in memory, so that windows are copied in long pieces."""
-    return weight.permute(0, 2, 3, 1).flatten(1)
+def _padded(x: Tensor, padding: Pair) -> Tensor:
+    """Images (K, B, C, H, W) with zeros around, contiguous but for what all clients share."""
+    if len(x) > 1 and x.stride(0) == 0:
+        return _padded(x[:1], padding).expand(len(x), *[-1] * 4)
+    return F.pad(x, (padding[1],) * 2 + (padding[0],) * 2).contiguous() if any(padding) else x.contiguous()
 
 
-def _folded(windows: Tensor, shape: torch.Size, kernel: tuple[int, ...], stride: tuple[int, int]) -> Tensor:
-    """Images (B, C, H, W), each pixel the sum of what the windows (B · h · w, kernel · C) hold of it."""
-    batch, channels, height, width = shape
-    rows, columns = (height - kernel[0]) // stride[0] + 1, (width - kernel[1]) // stride[1] + 1
-    parts = windows.view(batch, rows, columns, *kernel, channels)
-    if stride != (1, 1):
-        laid_out = parts.permute(0, 5, 3, 4, 1, 2).reshape(batch, -1, rows * columns)
-        return F.fold(laid_out, (height, width), kernel, stride=stride)
-    lines = _skewed_sum(parts.permute(0, 3, 1, 4, 2, 5))  # (B, kernel height, h, W, C)
-    return _skewed_sum(lines.flatten(-2)).view(batch, height, width, channels).permute(0, 3, 1, 2)
+def _columns(outputs: int, width: int) -> int:
+    """Neighbouring pixels of an output that are computed together, as outputs of one wider window. An entry that lies
+    in several of their windows is then fetched once for all."""
+    return next(columns for columns in (4, 2, 1) if width % columns == 0 and (outputs * columns <= 64 or columns == 1))
 
 
-def _skewed_sum(parts: Tensor) -> Tensor:
-    """Σ_i of part i shifted by i places: (..., k, n, r) to (..., n + k − 1, r). Each part is padded to n + k places and
-    read back in rows of n + k − 1 places. So row i begins i places early, which shifts its part by i."""
-    *outer, k, n, inner = parts.shape
-    padded = F.pad(parts, (0, 0, 0, k)).flatten(-3)
-    size = (n + k - 1) * inner
-    return padded[..., : k * size].view(*outer, k, n + k - 1, inner).sum(-3)
+def _convolution_tile(block_r: int) -> dict[str, int]:
+    """The fastest of those tried on an H200, on the layers of LeNet and of FedPC's network; likewise the next."""
+    return {"BLOCK_P": 128 if block_r == 32 else 256, "BLOCK_K": 16, "num_warps": 4, "num_stages": 3}
 
 
-def _parts(batch: int, tiles: int) -> int:
-    """How many parts a batch is cut into, so that there are enough blocks."""
-    parts = 1
-    while parts * tiles < TILES and batch % (2 * parts) == 0:
-        parts *= 2
-    return parts
+def _gradient_tile(block_o: int) -> dict[str, int]:
+    block_k, stages = (128, 3) if block_o == 64 else (64, 2)
+    return {"BLOCK_P": 32, "BLOCK_K": block_k, "num_warps": 4, "num_stages": stages}
 
 
-def _pair(value: Any) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else value
-    return first, second
+def _block(size: int, most: int) -> int:
+    """A power of two of at least 16, the least that a product of tiles takes."""
+    return max(16, min(most, 1 << (size - 1).bit_length()))
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+
+
+def _correlated(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, is_transposed: bool) -> Tensor:
+    """A convolution without padding; `is_transposed`, with inputs and outputs of the weights exchanged and the kernel
+    turned round."""
+    weight = weight.contiguous()
+    clients, batch, channels, *size = x.shape
+    kernel, rows = (weight.shape[3], weight.shape[4]), weight.shape[2 if is_transposed else 1]
+    height, width = ((side - reach) // step + 1 for side, reach, step in zip(size, kernel, stride, strict=True))
+    out = torch.empty((clients, batch, rows, height, width), dtype=x.dtype, device=x.device)
+    columns = _columns(rows, width)
+    places, block_r = batch * height * width // columns, _block(rows * columns, 64)
+    tile = _convolution_tile(block_r)
+    _correlate_kernel[ceil(places / tile["BLOCK_P"]), ceil(rows * columns / block_r), clients](
+        *(x, weight, out if bias is None else bias.contiguous(), out, places, x.stride(0), x.stride(1)),
+        ROWS=rows,
+        CHANNELS=channels,
+        COLUMNS=columns,
+        HAS_BIAS=bias is not None,
+        **{"TRANSPOSED": is_transposed, "PRECISION": _precision(), "BLOCK_R": block_r, **tile},
+        **geometry((size[0], size[1]), (height, width), kernel, stride),
+    )
+    return out
+
+
+# ---- kernels
+
+
+@triton.jit
+def _correlate_kernel(
+    x, weight, bias, out, num_places, x_client, x_image,
+    ROWS: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """out[r, place] = Σ_k weight[r, k] · window[k, place] + bias[r]: one tile, of one client.
+
+    A place is a group of COLUMNS pixels, r = (output, pixel of the group), k = (channel, row, column) in the window of
+    all of them. Windows are not laid out in memory: their entries are fetched from the image."""
+    GROUPS: tl.constexpr = OUT_W // COLUMNS
+    WINDOW: tl.constexpr = KERNEL_H * KERNEL_W
+    WIDE: tl.constexpr = KERNEL_W + (COLUMNS - 1) * STRIDE_W
+    DEPTH: tl.constexpr = CHANNELS * KERNEL_H * WIDE
+    client = tl.program_id(2).to(tl.int64)
+    place = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    r = tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R)
+    row, pixel = r // COLUMNS, r % COLUMNS
+    is_row, is_place = row < ROWS, place < num_places
+    image, h, w = place // (OUT_H * GROUPS), (place // GROUPS) % OUT_H, place % GROUPS * COLUMNS
+    corner = image * x_image + h * (STRIDE_H * SIZE_W) + w * STRIDE_W
+    x += client * x_client
+    weight += client * (ROWS * CHANNELS * WINDOW)
+    total = tl.zeros((BLOCK_R, BLOCK_P), dtype=tl.float32)
+    for start in range(0, DEPTH, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        is_k = k < DEPTH
+        channel, down, right = k // (KERNEL_H * WIDE), (k // WIDE) % KERNEL_H, k % WIDE
+        shift = channel * (SIZE_H * SIZE_W) + down * SIZE_W + right
+        window = tl.load(x + (corner[None, :] + shift[:, None]), is_k[:, None] & is_place[None, :], 0.0)
+        is_weight = is_row[:, None] & is_k[None, :]
+        if COLUMNS == 1 and not TRANSPOSED:
+            at = row[:, None] * DEPTH + k[None, :]
+        else:
+            column = right[None, :] - pixel[:, None] * STRIDE_W
+            is_weight = is_weight & (column >= 0) & (column < KERNEL_W)
+            entry = down[None, :] * KERNEL_W + column
+            if TRANSPOSED:
+                at = channel[None, :] * (ROWS * WINDOW) + row[:, None] * WINDOW + (WINDOW - 1 - entry)
+            else:
+                at = row[:, None] * (CHANNELS * WINDOW) + channel[None, :] * WINDOW + entry
+        total = tl.dot(tl.load(weight + at, is_weight, 0.0), window, total, input_precision=PRECISION)
+    if HAS_BIAS:
+        total += tl.load(bias + client * ROWS + row, is_row, 0.0).to(tl.float32)[:, None]
+    AREA: tl.constexpr = OUT_H * OUT_W
+    out += client * num_places * (COLUMNS * ROWS)
+    at = (image * (ROWS * AREA) + h * OUT_W + w)[None, :] + (row * AREA + pixel)[:, None]
+    tl.store(out + at, total, is_row[:, None] & is_place[None, :])
+
+
+@triton.jit
+def _gradient_kernel(
+    x, grad, sums, num_places, x_client, x_image,
+    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """sums[part, r, k] = Σ of window[k, place] · grad[r, place] over the places of a part; k = DEPTH is the sum of the
+    gradient alone, for the bias. Places, r and k are those of `_correlate_kernel`."""
+    GROUPS: tl.constexpr = OUT_W // COLUMNS
+    WIDE: tl.constexpr = KERNEL_W + (COLUMNS - 1) * STRIDE_W
+    DEPTH: tl.constexpr = CHANNELS * KERNEL_H * WIDE
+    NUM_K: tl.constexpr = (DEPTH + BLOCK_K - 1) // BLOCK_K
+    AREA: tl.constexpr = OUT_H * OUT_W
+    ROWS: tl.constexpr = OUTPUTS * COLUMNS
+    part, client = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    k = tl.program_id(1) % NUM_K * BLOCK_K + tl.arange(0, BLOCK_K)
+    r = tl.program_id(1) // NUM_K * BLOCK_O + tl.arange(0, BLOCK_O)
+    is_k, is_r = k < DEPTH, r < ROWS
+    shift = k // (KERNEL_H * WIDE) * (SIZE_H * SIZE_W) + (k // WIDE) % KERNEL_H * SIZE_W + k % WIDE
+    output = r // COLUMNS * AREA + r % COLUMNS
+    x += client * x_client
+    grad += client * num_places * ROWS
+    total = tl.zeros((BLOCK_K, BLOCK_O), dtype=tl.float32)
+    alone = tl.zeros((BLOCK_O,), dtype=tl.float32)
+    for start in range(0, PART, BLOCK_P):
+        place = part * PART + start + tl.arange(0, BLOCK_P)
+        is_place = place < num_places
+        image, h, w = place // (OUT_H * GROUPS), (place // GROUPS) % OUT_H, place % GROUPS * COLUMNS
+        corner = image * x_image + h * (STRIDE_H * SIZE_W) + w * STRIDE_W
+        window = tl.load(x + (shift[:, None] + corner[None, :]), is_k[:, None] & is_place[None, :], 0.0)
+        at = image * (OUTPUTS * AREA) + h * OUT_W + w
+        grads = tl.load(grad + (at[:, None] + output[None, :]), is_place[:, None] & is_r[None, :], 0.0)
+        total = tl.dot(window, grads, total, input_precision=PRECISION)
+        alone += tl.sum(grads.to(tl.float32), 0)
+    sums += (client * tl.num_programs(0) + part) * ((DEPTH + 1) * ROWS)
+    tl.store(sums + (k[:, None] + r[None, :] * (DEPTH + 1)), total, is_k[:, None] & is_r[None, :])
+    if tl.program_id(1) % NUM_K == 0:
+        tl.store(sums + (r * (DEPTH + 1) + DEPTH), alone, is_r)
+
+
+@triton.jit
+def _sum_kernel(
+    sums, of_weight, of_bias,
+    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+    SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the weights of one output of one client: the sums of all parts and pixels, in order."""
+    WIDE: tl.constexpr = KERNEL_W + (COLUMNS - 1) * STRIDE_W
+    DEPTH: tl.constexpr = CHANNELS * KERNEL_H * WIDE
+    SIZE: tl.constexpr = CHANNELS * KERNEL_H * KERNEL_W
+    ROWS: tl.constexpr = OUTPUTS * COLUMNS
+    output, client = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    entry = tl.arange(0, BLOCK)
+    is_bias = entry == SIZE
+    k = tl.where(is_bias, DEPTH, entry // KERNEL_W * WIDE + entry % KERNEL_W)
+    step = tl.where(is_bias, 0, STRIDE_W)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for part in range(PARTS):
+        at = sums + ((client * PARTS + part) * ROWS + output * COLUMNS) * (DEPTH + 1)
+        for pixel in tl.static_range(COLUMNS):
+            total += tl.load(at + pixel * (DEPTH + 1) + k + pixel * step, entry <= SIZE, 0.0)
+    tl.store(of_weight + (client * OUTPUTS + output) * SIZE + entry, total, entry < SIZE)
+    tl.store(of_bias + client * OUTPUTS + output + 0 * entry, total, is_bias)

@@ -10,7 +10,7 @@ loop is shorter than those of others stops early.
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +22,6 @@ from protofed import tree
 from protofed.data.batches import Batch
 from protofed.runtimes.cohort.bodies import FitBody, by_autograd, by_transform, by_vmap
 from protofed.runtimes.cohort.buffers import Buffers, copy, leaves_of
-from protofed.runtimes.cohort.convolution import BatchedConvolutions
 from protofed.runtimes.device import on
 
 NUM_STREAMS = 32
@@ -101,7 +100,7 @@ class Stacked:
             batch = tree.map(lambda part: part[0], batch)
         carry = [leaf[:width] for leaf in buffers.carry]
         inputs = [leaf if shared else leaf[:width] for leaf, shared in zip(buffers.inputs, buffers.shared, strict=True)]
-        with _layers(buffers.device, width):
+        with _layers(buffers.device):
             step = self._descended if self._is_elementwise else self._mapped
             new, outputs = step(carry, inputs, batch, in_place=buffers.device.type == "cuda" and not masked)
         if masked:
@@ -161,9 +160,9 @@ class Stacked:
         return found
 
 
-def _layers(device: torch.device, width: int) -> AbstractContextManager[Any]:
+def _layers(device: torch.device) -> AbstractContextManager[Any]:
     if device.type != "cuda":
-        return BatchedConvolutions(width)
+        return nullcontext()
     from protofed.runtimes.cohort.layers import StackedLayers  # Triton comes with torch for GPUs only
 
     return StackedLayers()

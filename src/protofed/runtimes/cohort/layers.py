@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from protofed.runtimes.cohort import kernels
+from protofed.runtimes.cohort import convolution, kernels
 from protofed.runtimes.cohort.kernels import Pair
 
 MOST_POOLED = 255
@@ -101,12 +101,12 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
         one = None if bias is None else bias[None]
-        return kernels.convolution(x[None], weight[None], one, stride, padding)[0]
+        return convolution.convolution(x[None], weight[None], one, stride, padding)[0]
 
     @staticmethod
     def vmap(info: Any, dims: Any, x: Any, weight: Any, bias: Any, stride: Pair, padding: Pair) -> tuple[Tensor, int]:
         x, weight, bias = _in_front(info, dims, x, weight, bias)
-        return kernels.convolution(x, weight, bias, stride, padding), 0
+        return convolution.convolution(x, weight, bias, stride, padding), 0
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -128,7 +128,7 @@ class _Convolution(torch.autograd.Function):
 class _InputGradient(torch.autograd.Function):
     @staticmethod
     def forward(grad: Tensor, weight: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
-        return kernels.input_gradient(grad[None], weight[None], size, stride, padding)[0]
+        return convolution.input_gradient(grad[None], weight[None], size, stride, padding)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -137,13 +137,13 @@ class _InputGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, grad: Any, weight: Any, *settings: Any) -> tuple[Tensor, int]:
         grad, weight = _in_front(info, dims, grad, weight)
-        return kernels.input_gradient(grad, weight, *settings), 0
+        return convolution.input_gradient(grad, weight, *settings), 0
 
 
 class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, grad: Tensor, kernel: Pair, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
-        of_weight, of_bias = kernels.weight_gradient(x[None], grad[None], kernel, stride, padding)
+        of_weight, of_bias = convolution.weight_gradient(x[None], grad[None], kernel, stride, padding)
         return of_weight[0], of_bias[0]
 
     @staticmethod
@@ -153,7 +153,7 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, x: Any, grad: Any, *settings: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
         x, grad = _in_front(info, dims, x, grad)
-        return kernels.weight_gradient(x, grad, *settings), (0, 0)
+        return convolution.weight_gradient(x, grad, *settings), (0, 0)
 
 
 class _MaxPool(torch.autograd.Function):
