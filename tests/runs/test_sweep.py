@@ -1,5 +1,6 @@
 """Several runs at once: done ones are kept, unfinished ones go on, a failing one is not silent."""
 
+import os
 import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -11,7 +12,7 @@ from clocks import PATIENCE
 from protofed.errors import RunFailed
 from protofed.runs.config import config
 from protofed.runs.config.config import Config
-from protofed.runs.sweep import _failure, sweep
+from protofed.runs.sweep import _failure, runs_at_once, sweep
 
 
 def configs(lr: float = 0.01, rounds: int = 2) -> list[Config]:
@@ -69,3 +70,11 @@ def test_a_process_that_dies_while_all_stop_is_no_failure() -> None:
     assert _failure(run, is_stopping=True) is None
     with pytest.raises(RunFailed, match="process died"):
         _failure(run, is_stopping=False)
+
+
+@pytest.mark.parametrize(("devices", "count"), [(["cuda"] * 8, 2), (["cuda:0", "cuda:1"], 4), (["cpu"] * 3, 7)])
+def test_few_runs_share_a_gpu(devices: list[str], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    sections = {"task": {"name": "minidigits"}, "method": {"name": "fedavg"}}
+    runs = [config.parse(sections, "test", ["runtime.name=cohort", f"runtime.device={device}"]) for device in devices]
+    assert runs_at_once(runs) == count

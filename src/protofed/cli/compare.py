@@ -42,7 +42,7 @@ def compare(
     ] = Scale.FULL,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at the same time; by default one per core, with --ray as many as fit."),
+        typer.Option(min=1, help="Runs at a time; by default one per core, on a GPU two, with --ray as many as fit."),
     ] = None,
     ray: Annotated[
         str | None,

@@ -26,6 +26,9 @@ from protofed.stop_signals import held_back, leave_to_parent
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.3
+RUNS_PER_GPU = 2
+"""Runs at the same time on one GPU. Processes take turns on it: a second one fills the gaps of the first, more gain
+nothing (docs/performance.md)."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ def sweep(
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
     code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
-    with ProcessPoolExecutor(workers or os.cpu_count(), context, _prepare, (stop, os.getpid(), code_folders)) as pool:
+    count = workers or runs_at_once(list(waiting.values()))
+    with ProcessPoolExecutor(count, context, _prepare, (stop, os.getpid(), code_folders)) as pool:
         with held_back():  # the pool starts its processes now
             runs = {identity: pool.submit(_one, config, out) for identity, config in waiting.items()}
         pending = set(runs.values())
@@ -86,6 +90,17 @@ def sweep(
     failures = {identity: _failure(run, stop.is_set()) for identity, run in runs.items()}
     progress(sum(map(rounds_saved, folders)))
     return [outcome(config, out, failures.get(config.identity)) for config in configs]
+
+
+def runs_at_once(configs: Sequence[Config]) -> int:
+    """How many runs to do at the same time: one per core, but on GPUs few, since their processes take turns there."""
+    on_gpus = [config for config in configs if config.runtime.numerics()["device"] == "cuda"]
+    if not on_gpus:
+        return os.cpu_count() or 1
+    named = {config.runtime.device for config in on_gpus if config.runtime.device}
+    count = RUNS_PER_GPU * max(1, len(named))
+    log.info("%d runs at a time on a GPU: while one uses the CPU, another has the GPU (--jobs changes that)", count)
+    return count
 
 
 def unfinished(configs: Sequence[Config], out: Path) -> dict[str, Config]:

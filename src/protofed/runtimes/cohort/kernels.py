@@ -1,6 +1,6 @@
 """Small layers of many clients at once, and the fetching of their batches: GPU kernels, in Triton.
 
-What is one kernel here is many for torch under vmap, and the number of its kernels is what a small network's step costs.
+What is one kernel here is many for torch under vmap, and their number decides how long a small network's step takes.
 """
 
 # Triton reads the types of a kernel's arguments from the call. Names in capitals are known when it is compiled.
