@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
+from protofed.engine.rehearsal import rehearse
 from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
@@ -143,6 +144,7 @@ class _Run:
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)  # guard: rounds-those-checkpoint
             return saved.state
+        rehearse(self.federation)
         if self.folder:
             self.folder.begin(self.experiment.config, self.experiment.runtime)  # guard: config-toml-before-first-state
         state = self.federation.start()
