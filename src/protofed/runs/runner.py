@@ -58,6 +58,8 @@ class Experiment:
     evaluate_every: int = 1
     evaluate_clients_every: int = 0
     """Rounds between evaluations of every client's own model; 0: never."""
+    global_models: bool = False
+    """Whether evaluations also judge global models that can be made of clients' own."""
     threads: int = 1
     config: str = ""
     """The resolved configuration, as written into the folder."""
@@ -216,7 +218,7 @@ class _Run:
         if is_due:
             if is_last and changed:  # what clients did at the end is what they will use
                 trained = {**trained, **federation.evaluated(state, changed, "all")}
-            result = result.with_scores(evaluate(federation, state, trained))
+            result = result.with_scores(evaluate(federation, state, trained, self.experiment.global_models))
             clock.lap("evaluate")
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
         self._add(result)
