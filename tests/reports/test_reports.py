@@ -131,8 +131,8 @@ def test_published_numbers_stand_below_ours() -> None:
     personal = personal_sheet([ours])
     assert personal is not None
     assert personal.rows == [
-        ["fpl", "25.0", "–", "–", "–", "–", "75.0", "–"],
-        ["*fpl, published*", "55.0", "", "", "", "", "", ""],
+        ["fpl", "25.0", "75.0"],
+        ["*fpl, published*", "55.0", ""],
     ]
     assert personal_sheet([row("fpl", 0.5)]) is None
 

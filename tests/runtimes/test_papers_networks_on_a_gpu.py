@@ -1,7 +1,7 @@
-"""Every network of the protocols with every method that its tables use, on a GPU with default settings."""
+"""Every network of the protocols with every method and optimiser that its tables use, on a GPU with default settings."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from protofed.engine.rehearsal import rehearse
 from protofed.engine.training import Training
 from protofed.evaluation.evaluate import evaluate
 from protofed.nn.networks import Parts
+from protofed.optim.optimizers import Optimizer
 from protofed.runs import compare
 from protofed.runtimes.cohort.cohort import Cohort
 from protofed.tasks.models import image_model, mlp
@@ -37,9 +38,10 @@ class Case:
     channels: int
     method: Method[Any, Any, Any, Any]
     name: str
+    optimizer: Optimizer
 
     def __str__(self) -> str:
-        return f"{'+'.join(self.models)}-{self.pixels}-{self.name}"
+        return f"{'+'.join(self.models)}-{self.pixels}-{self.name}-{type(self.optimizer).__name__}"
 
 
 def cases() -> list[Case]:
@@ -53,11 +55,12 @@ def cases() -> list[Case]:
             if task.get("pixels", 0) <= MOST_PIXELS:
                 models = tuple(filter(None, (task.get("model", "mlp"), task.get("other_model"))))
                 channels = 1 if task["name"] == "fashion_mnist" else 3
-                one = Case(models, task.get("pixels", 0), channels, config.method, recorded["method"]["name"])
+                shape, name = (task.get("pixels", 0), channels), recorded["method"]["name"]
+                one = Case(models, *shape, config.method, name, config.training.optimizer)
                 found.setdefault(str(one), one)
     # The tables have ResNet-18 in its projected forms only.
     plain = [c for c in found.values() if c.models == ("resnet18_projected",) and c.name in ("fedavg", "pfedcspc")]
-    return [*found.values(), *(Case(("resnet18",), c.pixels, c.channels, c.method, c.name) for c in plain)]
+    return [*found.values(), *(replace(case, models=("resnet18",)) for case in plain)]
 
 
 CASES = cases()
@@ -83,7 +86,8 @@ def task_of(case: Case) -> Task:
 
 
 def goes_through(case: Case, device: str) -> None:
-    federation = Federation(case.method, task_of(case), Training(rounds=2, epochs=1, batch_size=8), Cohort(device))
+    training = Training(rounds=2, epochs=1, batch_size=8, optimizer=case.optimizer)
+    federation = Federation(case.method, task_of(case), training, Cohort(device))
     rehearse(federation)
     state = federation.start()
     for _ in range(2):

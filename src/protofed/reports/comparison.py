@@ -158,7 +158,7 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     tables: list[tuple[str, Sheet | None, str]] = [
         *accuracies,
         ("Area under the ROC curve that clients see on their own domain, %", _area_sheet(part), ""),
-        ("Global and personal metrics, %", personal_sheet(part.rows), personal_note()),
+        ("Global and personal metrics, %", personal_sheet(part.rows), personal_note(part.rows)),
         ("Costs: bytes per round and client, seconds per round", cost_sheet(part.rows, comparison.target), ""),
     ]
     configs = {label: seeds[0] for label, seeds in comparison.runs[part.task].items()}

@@ -185,14 +185,15 @@ def home_sheet(rows: Sequence[Row], domains: Sequence[str], measure: Literal["ac
     return Sheet(["method", *header, *(column.key for column in new)], lines)
 
 
-def personal_metrics() -> list[Metric]:
-    """What the table of global and personal metrics shows."""
+def personal_metrics(rows: Sequence[Row]) -> list[Metric]:
+    """What the table of global and personal metrics shows: what was measured or published of a method."""
     groups = [one for one in METRICS if one.group in ("public", "personal") and one.is_shown]
-    return [*groups, *(one for one in METRICS if one.id == "harmonic_mean")]
+    shown = [*groups, *(one for one in METRICS if one.id == "harmonic_mean")]
+    return [one for one in shown if any(row.values(metric(one.id)) or one.id in (row.published or {}) for row in rows)]
 
 
-def personal_note() -> str:
-    said = ". ".join(f"{one.label}: {one.note}" for one in personal_metrics())
+def personal_note(rows: Sequence[Row]) -> str:
+    said = ". ".join(f"{one.label}: {one.note}" for one in personal_metrics(rows))
     return f"{said}. Own models are those that clients have just trained."
 
 
@@ -200,13 +201,14 @@ def personal_sheet(rows: Sequence[Row]) -> Sheet | None:
     """The metrics of clients' own models; None if they were not measured."""
     if not any(row.values(metric("personal.local_index")) for row in rows):
         return None
-    columns = [metric(one.id) for one in personal_metrics()]
+    shown = personal_metrics(rows)
+    columns = [metric(one.id) for one in shown]
     lines = []
     for row in rows:
         lines.append([row.name, *map(row.cell, columns)])
         if row.published and row.published.keys() & {column.key for column in columns}:
             lines.append([f"*{row.label}, published*", *_published(row, columns)])
-    return Sheet(["method", *(one.label for one in personal_metrics())], lines)
+    return Sheet(["method", *(one.label for one in shown)], lines)
 
 
 def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
