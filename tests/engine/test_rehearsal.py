@@ -166,3 +166,28 @@ def test_the_cohort_ends_the_run_too() -> None:
     federation = experiment(replace(tiny(), model=wobbly), runtime=Cohort("cpu", executor="streams")).federation
     with pytest.raises(RunFailed, match=r"runtime\.deterministic = false"):
         federation.advance(federation.start())
+
+
+# ---- networks that cannot be averaged
+
+
+def wide_and_narrow(client: str) -> Parts:
+    width = FEATURES + 2 if client in ("c01", "c03") else FEATURES
+    hidden = nn.Sequential(nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, FEATURES), nn.ReLU())
+    return {"features": hidden, "classifier": nn.Linear(FEATURES, CLASSES)}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper", "fpl", "fedpc", "ditto", "scaffold"])
+def test_different_networks_are_refused_where_weights_are_averaged(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as found:
+        execute(experiment(replace(tiny(), model=wide_and_narrow), METHODS[name]()), RunFolder(tmp_path / "run"))
+    assert "features.0.weight is (8, 12) at c00, (10, 12) at c01" in str(found.value)
+    assert METHODS[name].__name__ in str(found.value)
+    assert not (tmp_path / "run" / "config.toml").exists()
+
+
+@pytest.mark.parametrize("name", ["fedproto", "local", "lg_fed", "fedgh", "fedmd"])
+def test_different_networks_are_fine_where_what_is_shared_is_alike(name: str) -> None:
+    result = execute(experiment(replace(tiny(), model=wide_and_narrow), METHODS[name]()))
+    assert result.is_complete
+    assert not any(r.failures for r in result.rounds)

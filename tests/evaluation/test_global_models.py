@@ -1,5 +1,7 @@
 """Global models that can be made of clients' own, each by its reading."""
 
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -73,6 +75,21 @@ def test_the_cohort_finds_the_same() -> None:
     near, far = federation("fedpc"), federation("fedpc", Cohort("cpu"))
     expected = evaluate(near, after_two(near), global_models=True).public
     assert evaluate(far, after_two(far), global_models=True).public == pytest.approx(expected, abs=0.03)
+
+
+def test_the_public_models_index_at_home_is_of_the_public_model_alone() -> None:
+    """I_local of the global model without fine-tuning: what clients see of it on their own test sets."""
+    task = replace(tiny(), domain_of={})
+    training = Training(rounds=1, epochs=1, batch_size=4)
+    of = Federation(METHODS["fedavg"](), task, training, Sequential())
+    found = evaluate(of, of.advance(of.start()))
+    assert found.public["local_index"] == fmean(scores["local_index"] for scores in found.at_home.values())
+    tuned = replace(of, fine_tune=3, _networks={}, _tests={})
+    after = evaluate(tuned, tuned.advance(tuned.start()))
+    assert "local_index" not in after.public, "clients then use models of their own"
+    assert after.summary["own_local_index"] != found.public["local_index"]
+    own = Federation(METHODS["ditto"](), task, training, Sequential())
+    assert "local_index" not in evaluate(own, own.advance(own.start())).public
 
 
 def test_a_run_has_them_in_its_rounds() -> None:

@@ -4,12 +4,14 @@ import io
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from protofed.metrics.registry import METRICS
+from protofed.reports import comparison as reporting
 from protofed.reports import progress
 from protofed.reports.comparison import _file_name, differing_terms
 from protofed.reports.figures import accuracy_over_rounds, standings
@@ -28,6 +30,7 @@ from protofed.reports.tables import (
 from protofed.runs import compare
 from protofed.runs.results import Round
 from protofed.runs.runner import execute
+from protofed.runs.sweep import Outcome
 from run_doubles import small_experiment
 
 IDS = {metric.id for metric in METRICS}
@@ -194,6 +197,72 @@ def test_methods_whose_tasks_differ_share_a_picture_and_every_name_is_in_its_leg
     assert [axis.get_title() for axis in figure.axes] == ["a", "b", "c", "average over the domains"]
     assert [[len(line.get_xdata()) for line in axis.lines] for axis in figure.axes] == [[2, 0], [2, 2], [0, 2], [2, 2]]
     assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["one", "_two"]
+
+
+def drawn_by(table: dict[str, Any], methods: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Figure:
+    """The picture in the report of runs of three rounds, of which only the last was judged by personal metrics."""
+    found: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: found.append(figure))
+    labels = [f"m{k}" for k in range(methods)]
+    comparison = compare.parse(
+        {
+            "seeds": [0],
+            "summary": "last",
+            "tasks": {"t": {"task": {"name": "minidigits"}}},
+            "methods": {label: {"method": {"name": "fedavg"}} for label in labels},
+            **table,
+        },
+        "here",
+    )
+    lines = rounds(0.1, 0.5, 0.4)
+    lines = [replace(r, traffic={"ann": {"down": 1, "up": 1}}, public={"accuracy": r.round / 10}) for r in lines]
+    lines[-1] = replace(lines[-1], personal={"local_index": 0.75})
+    reporting.write(comparison, [Outcome(lines, True)] * methods, tmp_path)
+    return found[0]
+
+
+def curves(figure: Figure) -> dict[str, list[tuple[float, float]]]:
+    axes = figure.axes
+    return {axis.get_title(): [(x, y) for x, y in zip(*axis.lines[0].get_data(), strict=True)] for axis in axes}
+
+
+def test_curves_are_of_the_published_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    published = {"t": {"columns": ["personal.local_index", "public.accuracy"], "m0": [1.0, 2.0]}}
+    found = curves(drawn_by({"published": published}, 2, monkeypatch, tmp_path))
+    assert found == {"GM": [(1, 10), (2, 20), (3, 30)], "I_local": [(3, 75)]}
+
+
+def test_curves_of_a_table_of_domains_are_of_domains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    published = {"t": {"columns": ["a", "average"], "m0": [1.0, 2.0]}}
+    assert list(curves(drawn_by({"published": published}, 1, monkeypatch, tmp_path))) == [
+        *("a", "b", "average over the domains")
+    ]
+
+
+def test_a_file_may_name_the_metric_of_curves_and_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = curves(drawn_by({"metric": "public.accuracy", "target": 20}, 1, monkeypatch, tmp_path))
+    assert list(found) == ["GM"]
+    assert "rounds to 20 % GM |" in (tmp_path / "report.md").read_text()
+
+
+def test_the_target_is_of_the_metric_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn_by({"target": 30}, 1, monkeypatch, tmp_path)
+    assert (tmp_path / "report.md").read_text().splitlines()[-1].endswith("| 2 |")  # 0.75 · 50 %
+    drawn_by({"metric": "public.accuracy", "target": 30}, 1, monkeypatch, tmp_path)
+    assert (tmp_path / "report.md").read_text().splitlines()[-1].endswith("| 3 |")
+
+
+def test_many_methods_stand_by_the_last_published_metric(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    published = {"t": {"columns": ["personal.local_index", "public.accuracy"], "m0": [1.0, 2.0]}}
+    figure = drawn_by({"published": published}, 9, monkeypatch, tmp_path)
+    assert figure.axes[0].get_xlabel() == "I_local, %"
+    assert {round(bar.get_width()) for bar in figure.axes[0].patches} == {75}
+
+
+def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn_by({"note": "\nMomentum is not given,\nand 0.9 here.\n"}, 1, monkeypatch, tmp_path)
+    head, _, _ = (tmp_path / "report.md").read_text().partition("## t")
+    assert "\nMomentum is not given, and 0.9 here.\n" in head
 
 
 def test_many_methods_are_drawn_as_standings(tmp_path: Path) -> None:

@@ -313,6 +313,27 @@ def _is_there(one: Config) -> bool:
     return True
 
 
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_has_a_note_for_its_report(file: str) -> None:
+    assert len(loaded(file).note) > 100
+
+
+def test_rows_of_global_models_without_fine_tuning_are_that() -> None:
+    for file, labels in (("pfedcspc/table3", ["FedAvg"]), ("pfedcspc/table5", ["FedAvg", "FedCSPC"])):
+        for rows in loaded(file).published.values():
+            assert [label for label, cells in rows.items() if "public.local_index" in cells] == labels
+    five = loaded("pfedcspc/table5").runs["CIFAR-10"]
+    plain, tuned = five["FedCSPC"][0], five["FedCSPC +FT"][0]
+    assert plain.method == tuned.method
+    assert (plain.evaluation.fine_tune, tuned.evaluation.fine_tune) == (0, 10)
+    assert plain.identity != tuned.identity
+
+
+def test_rounds_to_a_target_are_of_the_global_model() -> None:
+    assert {loaded(file).metric for file in TARGETS} == {"public.accuracy"}
+    assert {loaded(file).metric for file in set(FILES) - TARGETS.keys()} == {""}
+
+
 def test_what_a_published_global_model_is_of() -> None:
     """FedRep's and FedPer's in FedNH's code have the initial head; the same numbers stand in both blocks."""
     found = loaded("fedpc/table4").published

@@ -1,4 +1,4 @@
-"""Every network of the protocols with every method and optimiser that its tables use, on a GPU with default settings."""
+"""Every network of the protocols with every method and optimiser of its tables, on a GPU with default settings."""
 
 import logging
 from dataclasses import dataclass, replace

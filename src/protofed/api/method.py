@@ -150,6 +150,11 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         """What happens once, after the last round."""
         return state
 
+    def judged(self, state: State, clients: Clients) -> State:
+        """What is tested when a round is evaluated that is not the last: with what `finish` does to a public model, if
+        it is tested after that. The run goes on from the state before."""
+        return state
+
     # ---- the client's half
 
     def init_memory(self, client: ClientContext, message: Message) -> Memory:

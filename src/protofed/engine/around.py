@@ -96,6 +96,9 @@ class Around(Method[Any, Any, Any, Any]):
     def finish(self, state: Tree, clients: Clients) -> Tree:
         return self.base.finish(state, _Clients(self, clients))
 
+    def judged(self, state: Tree, clients: Clients) -> Tree:
+        return self.base.judged(state, _Clients(self, clients))
+
     # ---- the client's half
 
     def init_memory(self, client: ClientContext, message: Tree) -> Tree:

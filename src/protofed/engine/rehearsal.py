@@ -1,7 +1,8 @@
-"""A rehearsal before the first round: whether the device has a deterministic form of all that clients do."""
+"""What is tried before the first round: whether clients' networks fit together, and whether the device has a
+deterministic form of all that clients do."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,15 @@ import torch
 import torch.utils._pytree as pytree
 from torch import Tensor, nn
 
+from protofed import tree
+from protofed.api.task import ClientId
+from protofed.engine.around import unwrapped
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
 from protofed.runtimes.base import Job
 from protofed.runtimes.determinism import advice, is_not_deterministic
 from protofed.runtimes.sequential import Sequential
+from protofed.tree import Tree
 
 if TYPE_CHECKING:
     from protofed.engine.federation import Federation
@@ -23,29 +28,55 @@ log = logging.getLogger(__name__)
 
 
 def rehearse(federation: "Federation") -> None:
-    """Refuses a run whose clients would need what the device has no deterministic form of. One client with each kind of
-    networks takes its step with one batch; what comes of it is thrown away. Other errors are left to the round, which
-    knows what to do about them."""
+    """Refuses a run of which the first round would show that no round can be. Looked at are one client with each kind
+    of networks, of those that take part in the first round."""
     with federation.runtime.open(federation):
-        if not torch.are_deterministic_algorithms_enabled():
+        first = {id(federation.networks_of(client)): client for client in reversed(federation.sampled(0))}
+        clients, is_strict = sorted(first.values()), torch.are_deterministic_algorithms_enabled()
+        if len(clients) == 1 and not is_strict:
             return
-        alike = {id(federation.networks_of(client)): client for client in reversed(federation.sampled(0))}
-        for client in reversed(alike.values()):
-            try:
-                _take_step(federation, client)
-            except Exception as error:
-                if not is_not_deterministic(error):
-                    log.info("the rehearsal of %s ended early: %s: %s", client, type(error).__name__, error)
-                    continue
-                where = _culprit(federation.networks_of(client), partial(_take_step, federation, client))
-                raise BadInput(f"{where or 'the loss of the method'}: {advice(error)}") from None
+        state = federation.method.init_server(federation.server_context(0, "load"))
+        _refuse_different_networks(federation, state, clients)
+        if is_strict:
+            _refuse_nondeterminism(federation, state, clients)
 
 
-def _take_step(federation: "Federation", client: str) -> None:
+def _refuse_different_networks(federation: "Federation", state: Tree, clients: Sequence[ClientId]) -> None:
+    """Refuses clients whose weights cannot be averaged."""
+    sent = tree.named_leaves(federation.method.upload_spec(state, federation.server_context(0, "load")))
+    names = dict.fromkeys(name for path in sent if "." in (name := path.rpartition("/")[2]))
+    shapes = {client: federation.networks_of(client).shapes for client in clients}
+    for name in names:
+        sizes = {client: tuple(own[name]) if name in own else None for client, own in shapes.items()}
+        if len(set(sizes.values())) > 1:
+            said = ", ".join(f"{size or 'absent'} at {client}" for client, size in sizes.items())
+            method = type(unwrapped(federation.method)).__name__
+            raise BadInput(
+                f"{method} averages weights, but clients have different networks: {name} is {said}. "
+                "Give all the same network, or take a method that shares no weights, such as fedproto"
+            )
+
+
+def _refuse_nondeterminism(federation: "Federation", state: Tree, clients: Sequence[ClientId]) -> None:
+    """Refuses what the device has no deterministic form of. A client takes its step with one batch; what comes of it is
+    thrown away. Other errors are left to the round, which knows what to do about them."""
+    for client in clients:
+        step = partial(_take_step, federation, state, client)
+        try:
+            step()
+        except Exception as error:
+            if not is_not_deterministic(error):
+                log.info("the rehearsal of %s ended early: %s: %s", client, type(error).__name__, error)
+                continue
+            where = _culprit(federation.networks_of(client), step) or "the loss of the method"
+            raise BadInput(f"{where}: {advice(error)}") from None
+
+
+def _take_step(federation: "Federation", state: Tree, client: ClientId) -> None:
     method, context = federation.method, federation.client_context(client, 0)
     few = context.data.rows(torch.arange(min(context.batch_size, len(context.data))))
     context = replace(context, data=few, epochs=1)
-    message = method.message_for(federation.initial_server, client)
+    message = method.message_for(state, client)
     job = Job(client, method.train, context, message, None, method)
     Sequential(str(federation.runtime.device)).reply(job, method.init_memory(context, message))
 

@@ -64,14 +64,15 @@ def evaluate(
     personal, of_public = _means(list(clients.values())), dict[str, Outcomes]()
     if federation.method.public(state.server) is not None:
         of_public = public_outcomes(federation, state)
-    readings = _readings(federation, state) if global_models else {}
-    public = measured("public", PublicJudgement(_confusions(federation, of_public), readings))
     if federation.clients_use == "public model":
         domains, everyone = _of_public_model(federation, state, of_public)
     else:
         domains, everyone = _of_own_models(federation, state)
     at_home = {client: scores for client, scores in everyone.items() if client not in federation.new_ids}
     new = {client: scores for client, scores in everyone.items() if client in federation.new_ids}
+    readings = _readings(federation, state) if global_models else {}
+    of_clients = _list(at_home) if federation.clients_use == "public model" else ()
+    public = measured("public", PublicJudgement(_confusions(federation, of_public), readings, of_clients))
     members = {domain: [c for c, home in federation.task.domain_of.items() if home == domain] for domain in domains}
     own_domains = {d: _means([at_home[c] for c in members[d] if c in at_home] or [domains[d]]) for d in domains}
     summary = measured("summary", RoundJudgement(domains, own_domains, _list(at_home), _list(new), public, personal))

@@ -55,6 +55,8 @@ class PublicJudgement:
     domains: Sequence[Counts]  # (C, C) each, confusion on each domain's test set; none without a public model
     readings: Mapping[str, Sequence[Counts]] = field(default_factory=dict)
     """The same of global models that can be made of clients' own, by reading."""
+    at_home: Sequence[Mapping[str, float]] = ()
+    """What each client sees of the public model on its own test set, if it is that model that clients use."""
 
     def overall(self, formula: Callable[[Counts], float | None], reading: str = "") -> float | None:
         """A formula of the confusion on all test sets together; None if there is no such model."""
@@ -115,6 +117,8 @@ METRICS = (
            lambda judged: judged.overall(formulas.accuracy, "initial_head")),
     Metric("public", "balanced_accuracy", "GM balanced", "the same as GM, mean of the classes' accuracies",
            lambda judged: judged.overall(formulas.balanced_accuracy), is_shown=False),
+    Metric("public", "local_index", "GM I_local", "I_local of the public model on the clients' own test sets",
+           lambda judged: _mean(scores.get("local_index") for scores in judged.at_home)),
     Metric("public", "average", "GM AVG", "the public model, mean over the domains",
            lambda judged: _mean(map(formulas.accuracy, judged.domains)), is_shown=False),
     Metric("personal", "owned", "PM(V)", "own models on all test sets together, on the classes that the client has",
@@ -135,7 +139,7 @@ METRICS = (
            lambda judged: _mean(scores["accuracy"] for scores in judged.at_home)),
     Metric("summary", "new", "new", "the same, of clients that were held out of the training",
            lambda judged: _mean(scores["accuracy"] for scores in judged.new)),
-    Metric("summary", "own_local_index", "own I_local", "the same, harmonic mean of accuracy and macro F1",
+    Metric("summary", "own_local_index", "own I_local", "I_local of what a client sees at home, with the model that it uses",
            lambda judged: _mean(scores.get("local_index") for scores in judged.at_home), is_shown=False),
     Metric("summary", "balanced_accuracy", "balanced", "mean over the own domains of the classes' mean accuracy",
            lambda judged: _mean(scores.get("balanced_accuracy") for scores in judged.own_domains.values())),

@@ -10,11 +10,11 @@ from statistics import fmean
 from protofed.api.method import weighting_of
 from protofed.methods import METHODS
 from protofed.metrics.formulas import rounds_to_target
+from protofed.metrics.registry import METRICS
 from protofed.printable import printable, printable_json
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import (
     GAIN_NOTE,
-    Headline,
     Numbers,
     Row,
     Sheet,
@@ -71,7 +71,7 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     results = {}
     for k, part in enumerate(reports(comparison, outcomes)):
         picture = _file_name(part.task, k, list(comparison.runs))
-        _draw(part, folder / picture)
+        _draw(part, folder / picture, comparison.metric)
         parts.append(_section(part, comparison, picture))
         results[part.task] = {row.label: [asdict(seed) for seed in row.seeds] for row in part.rows}
     facts = {"title": comparison.title, "seeds": list(comparison.seeds), "made": made, "results": results}
@@ -104,8 +104,8 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
             if not outcome.is_done
         ]
     if comparison.target is not None:
-        by_headline = headline_of(rows)
-        rows = [_with_target(row, rounds.get(row.label, ()), by_headline, comparison.target) for row in rows]
+        by = comparison.metric or headline_of(rows)
+        rows = [_with_target(row, rounds.get(row.label, ()), by, comparison.target) for row in rows]
     if comparison.is_sorted:
         best_last = metric(headline_of(rows))
         rows.sort(key=lambda row: row.mean(best_last) if row.values(best_last) else 0.0, reverse=True)
@@ -117,9 +117,9 @@ def _is_reference(config: Config) -> bool:
     return type(config.method) is REFERENCE
 
 
-def _with_target(row: Row, runs: Sequence[Sequence[Round]], headline: Headline, target: float) -> Row:
+def _with_target(row: Row, runs: Sequence[Sequence[Round]], by: str, target: float) -> Row:
     """The row, with the rounds that each run took to reach the target."""
-    reached = [rounds_to_target((r.metric(headline) for r in rounds if r.round), target) for rounds in runs]
+    reached = [rounds_to_target((r.metric(by) for r in rounds if r.round), target) for rounds in runs]
     seeds = [
         seed if count is None else replace(seed, costs={**seed.costs, "reached": count})
         for seed, count in zip(row.seeds, reached, strict=True)
@@ -141,14 +141,21 @@ def _numbers(rounds: Sequence[Round], seed: int, summary: Summary) -> Numbers:
     return Numbers(seed, scores.domains, scores.own_domains, scores.metrics, costs)
 
 
-def _draw(part: TaskReport, path: Path) -> None:
+def _draw(part: TaskReport, path: Path, by: str) -> None:
     if not part.rounds:
         return
-    title = f"{part.task}: accuracy, mean and range of the seeds"
+    metrics, headline = [by] if by else published_metrics(part.rows), headline_of(part.rows)
+    title = f"{part.task}: {'mean' if metrics else 'accuracy, mean'} and range of the seeds"
     if len(part.rounds) <= FEW:
-        accuracy_over_rounds(part.rounds, path, title, headline_of(part.rows))
+        accuracy_over_rounds(part.rounds, path, title, headline, metrics)
     else:
-        standings(part.rows, path, title, headline_of(part.rows))
+        standings(part.rows, path, title, metrics[-1] if metrics else headline)
+
+
+def published_metrics(rows: Sequence[Row]) -> list[str]:
+    """The metrics of the published table that some method has here, by id; none for a table of domains."""
+    published = {key for row in rows for key in row.published or ()} - {"average"}
+    return [one.id for one in METRICS if one.id in published and any(row.values(metric(one.id)) for row in rows)]
 
 
 def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
@@ -159,7 +166,7 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
         *accuracies,
         ("Area under the ROC curve that clients see on their own domain, %", _area_sheet(part), ""),
         ("Global and personal metrics, %", personal_sheet(part.rows), personal_note(part.rows)),
-        ("Costs: bytes per round and client, seconds per round", cost_sheet(part.rows, comparison.target), ""),
+        ("Costs: bytes per round and client, seconds per round", _costs(part, comparison), ""),
     ]
     configs = {label: seeds[0] for label, seeds in comparison.runs[part.task].items()}
     terms = [f"- {label}: {', '.join(said)}" for label, said in differing_terms(configs).items()]
@@ -174,6 +181,11 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     if part.failures:
         lines += ["### Runs that failed\n", *(f"- {failure}" for failure in part.failures), ""]
     return "\n".join(lines)
+
+
+def _costs(part: TaskReport, comparison: Comparison) -> Sheet:
+    label = next((one.label for one in METRICS if one.id == comparison.metric), "")
+    return cost_sheet(part.rows, comparison.target, label)
 
 
 def differing_terms(configs: Mapping[str, Config]) -> dict[str, list[str]]:
@@ -217,7 +229,7 @@ def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
     lines += [f"- {remark}" for remark in comparison.remarks]
     if comparison.source:
         lines.append(f"- published numbers: {comparison.source}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + (f"\n{comparison.note}\n" if comparison.note else "")
 
 
 def _hardware(made: Mapping[str, object]) -> str:

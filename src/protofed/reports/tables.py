@@ -189,7 +189,9 @@ def personal_metrics(rows: Sequence[Row]) -> list[Metric]:
     """What the table of global and personal metrics shows: what was measured or published of a method."""
     groups = [one for one in METRICS if one.group in ("public", "personal") and one.is_shown]
     shown = [*groups, *(one for one in METRICS if one.id == "harmonic_mean")]
-    return [one for one in shown if any(row.values(metric(one.id)) or one.id in (row.published or {}) for row in rows)]
+    published = {key for row in rows for key in row.published or ()}
+    measured = [one for one in shown if one.id in published or any(row.values(metric(one.id)) for row in rows)]
+    return [*measured, *(one for one in METRICS if one.id in published and one.group != "domain" and not one.is_shown)]
 
 
 def personal_note(rows: Sequence[Row]) -> str:
@@ -211,8 +213,8 @@ def personal_sheet(rows: Sequence[Row]) -> Sheet | None:
     return Sheet(["method", *(one.label for one in shown)], lines)
 
 
-def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
-    """What a round moves and takes, how many replies were left out, and how soon a target was reached."""
+def cost_sheet(rows: Sequence[Row], target: float | None, of: str = "") -> Sheet:
+    """What a round moves and takes, how many replies were left out, and how soon a target was reached, of a metric."""
     header = ["method", "kB down", "kB up", "s per round", "replies left out"]
     lines = [
         [
@@ -223,7 +225,7 @@ def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
         for row in rows
     ]
     if target is not None:
-        header = [*header, f"rounds to {100 * target:g} %"]
+        header = [*header, f"rounds to {100 * target:g} % {of}".rstrip()]
         lines = [[*line, _rounds(row)] for line, row in zip(lines, rows, strict=True)]
     return Sheet(header, lines)
 

@@ -218,7 +218,8 @@ class _Run:
         if is_due:
             if is_last and changed:  # what clients did at the end is what they will use
                 trained = {**trained, **federation.evaluated(state, changed, "all")}
-            result = result.with_scores(evaluate(federation, state, trained, self.experiment.global_models))
+            tested = state if is_last else federation.judged(state)
+            result = result.with_scores(evaluate(federation, tested, trained, self.experiment.global_models))
             clock.lap("evaluate")
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
         self._add(result)
