@@ -1,6 +1,7 @@
 """Tables, pictures and progress, on numbers worked out by hand."""
 
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +264,63 @@ def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     drawn_by({"note": "\nMomentum is not given,\nand 0.9 here.\n"}, 1, monkeypatch, tmp_path)
     head, _, _ = (tmp_path / "report.md").read_text().partition("## t")
     assert "\nMomentum is not given, and 0.9 here.\n" in head
+
+
+def test_a_report_of_runs_that_were_stopped_is_marked_and_says_how_far_they_are(tmp_path: Path) -> None:
+    table = {
+        "seeds": [0, 1],
+        "tasks": {"t": {"task": {"name": "minidigits"}}},
+        "common": {"training": {"rounds": 3}},
+        "methods": {label: {"method": {"name": "fedavg"}} for label in ("FedAvg", "late", "begun", "waiting", "bad")},
+    }
+    lines = [replace(r, traffic={"ann": {"down": 1, "up": 1}}) for r in rounds(0.1, 0.5, 0.4)]
+    unjudged = [replace(r, domains={}, summary={}) for r in lines[:1]]
+    done, failed = Outcome(lines, True), Outcome([], False, "no files")
+    outcomes = [
+        *(done, done),
+        *(Outcome(lines[:1], False), Outcome(lines[:2], False)),
+        *(Outcome(unjudged, False), Outcome(unjudged, False)),
+        *(Outcome([], False), Outcome([], False)),
+        *(failed, failed),
+    ]
+    comparison = compare.parse(table, "here")
+    report = reporting.write(comparison, outcomes, tmp_path).read_text()
+    assert report.splitlines()[2].startswith("**Partial: the comparison was stopped, and 6 of 10 runs are not done.**")
+    # The late one has 10 % and 50 % on domain a so far: 30.0 ± 28.3. Nothing is compared with it.
+    assert "| late (1 to 2 of 3 rounds) | 20.0 ± 14.1 | 10.0 ± 7.1 | 15.0 ± 10.6 | – |" in report
+    assert "| begun (1 of 3 rounds) | – | – | – | – |" in report
+    assert "| waiting (0 of 3 rounds) | – |" in report
+    assert "| bad | failed |" in report
+    assert "- late, seed 0: 1 of 3 rounds\n- late, seed 1: 2 of 3 rounds\n- begun, seed 0: 1 of 3 rounds" in report
+    assert json.loads((tmp_path / "results.json").read_text())["partial"] is True
+    whole = reporting.write(comparison, [done] * 10, tmp_path).read_text()
+    assert "artial" not in whole
+    assert json.loads((tmp_path / "results.json").read_text())["partial"] is False
+
+
+def test_lines_say_how_far_each_of_many_runs_is() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with progress.runs(console, {"FedAvg, seed 0": 8, "FPL, seed 0": 2}) as shown:
+        for done in ([0, 0], [1, 0], [1, 0], [2, 0], [3, 1], [8, 2]):
+            shown.update(done)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "FedAvg, seed 0: 1 of 8 rounds",
+        "FedAvg, seed 0: 2 of 8 rounds",
+        "FPL, seed 0: 1 of 2 rounds",
+        "FedAvg, seed 0: 8 of 8 rounds",
+        "FPL, seed 0: 2 of 2 rounds",
+    ]
+
+
+def test_bars_are_of_the_runs_that_are_under_way() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    shown = progress.runs(console, {"FedAvg, seed 0": 8, "FPL, seed 0": 2, "MOON, seed 0": 2})
+    assert isinstance(shown, progress.LiveRuns)
+    with shown:
+        shown.update([3, 2, 0])
+        visible = {task.description: task.completed for task in shown._progress.tasks if task.visible}
+    assert visible == {"rounds of all runs": 5, "FedAvg, seed 0": 3}
 
 
 def test_many_methods_are_drawn_as_standings(tmp_path: Path) -> None:

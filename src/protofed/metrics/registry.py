@@ -139,7 +139,7 @@ METRICS = (
            lambda judged: _mean(scores["accuracy"] for scores in judged.at_home)),
     Metric("summary", "new", "new", "the same, of clients that were held out of the training",
            lambda judged: _mean(scores["accuracy"] for scores in judged.new)),
-    Metric("summary", "own_local_index", "own I_local", "I_local of what a client sees at home, with the model that it uses",
+    Metric("summary", "own_local_index", "own I_local", "I_local of what a client sees at home, mean over clients",
            lambda judged: _mean(scores.get("local_index") for scores in judged.at_home), is_shown=False),
     Metric("summary", "balanced_accuracy", "balanced", "mean over the own domains of the classes' mean accuracy",
            lambda judged: _mean(scores.get("balanced_accuracy") for scores in judged.own_domains.values())),

@@ -80,17 +80,25 @@ class Row:
 
     label: str
     seeds: Sequence[Numbers]
-    """Of each seed that came to its end."""
+    """Of each seed that came to its end, or was stopped on its way."""
     uses_own_models: bool = False
     """Whether every client has a model of its own, by which the method is judged."""
     is_reference: bool = False
     """Whether gains are over this one."""
     published: Mapping[str, float] | None = None
     """Percent, by domain or by a metric's id."""
+    progress: str = ""
+    """How far its runs are, if some were stopped before their end."""
 
     @property
     def name(self) -> str:
-        return f"{self.label}*" if self.uses_own_models else self.label
+        mark = "*" if self.uses_own_models else ""
+        return f"{self.label}{mark}{f' ({self.progress})' if self.progress else ''}"
+
+    @property
+    def missing(self) -> str:
+        """What stands for numbers if it has none."""
+        return "–" if self.progress else "failed"
 
     def mean(self, column: Column) -> float:
         return fmean(self.values(column))
@@ -102,7 +110,7 @@ class Row:
         """Percent, mean ± sample standard deviation; a dash for what a method does not have."""
         values = [100 * value for value in self.values(column)]
         if not values:
-            return "–" if self.seeds else "failed"
+            return "–" if self.seeds else self.missing
         return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
@@ -219,7 +227,7 @@ def cost_sheet(rows: Sequence[Row], target: float | None, of: str = "") -> Sheet
     lines = [
         [
             row.name,
-            *(f"{scale * row.mean(cost(c)):.1f}" if row.seeds else "failed" for c, scale in COSTS),
+            *(f"{scale * row.mean(cost(c)):.1f}" if row.seeds else row.missing for c, scale in COSTS),
             _left_out(row),
         ]
         for row in rows
@@ -232,9 +240,9 @@ def cost_sheet(rows: Sequence[Row], target: float | None, of: str = "") -> Sheet
 
 def gain(row: Row, rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Δ: points of the last column above FedAvg's, and their 95 % confidence interval, from the seeds that both have; a
-    dash if one of them lacks a column, since theirs would be means over other domains."""
+    dash if one of them lacks a column, since theirs would be means over other domains, or was stopped on its way."""
     reference = next((r for r in rows if r.is_reference and r.seeds), None)
-    if reference is None or row is reference or not row.seeds:
+    if reference is None or row is reference or not row.seeds or row.progress or reference.progress:
         return "–"
     if any(bool(row.values(c)) != bool(reference.values(c)) for c in columns):
         return "–"
@@ -266,7 +274,7 @@ def _published(row: Row, columns: Sequence[Column]) -> list[str]:
 
 
 def _left_out(row: Row) -> str:
-    return f"{sum(row.values(cost('left_out'))):.0f}" if row.seeds else "failed"
+    return f"{sum(row.values(cost('left_out'))):.0f}" if row.seeds else row.missing
 
 
 def _rounds(row: Row) -> str:

@@ -75,6 +75,17 @@ class Comparison:
     def configs(self) -> list[Config]:
         return [one for methods in self.runs.values() for seeds in methods.values() for one in seeds]
 
+    @property
+    def labels(self) -> list[str]:
+        """What each of these is called."""
+        place = {task: f" on {task}" if len(self.runs) > 1 else "" for task in self.runs}
+        return [
+            f"{method}{place[task]}, seed {seed}"
+            for task, methods in self.runs.items()
+            for method in methods
+            for seed in self.seeds
+        ]
+
 
 def load(
     path: Path,
