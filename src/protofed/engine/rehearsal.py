@@ -36,7 +36,7 @@ def rehearse(federation: "Federation") -> None:
         if len(clients) == 1 and not is_strict:
             return
         state = federation.method.init_server(federation.server_context(0, "load"))
-        _refuse_different_networks(federation, state, clients)
+        _refuse_different_networks(federation, state, clients)  # guard: different-networks-refused
         if is_strict:
             _refuse_nondeterminism(federation, state, clients)
 

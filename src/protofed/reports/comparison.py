@@ -69,7 +69,7 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     """Writes report.md, results.json and pictures; the path of the first."""
     folder.mkdir(parents=True, exist_ok=True)
     made = environment()
-    parts = [f"# {comparison.title}\n", *_partial(outcomes), _how(comparison, made)]
+    parts = [f"# {comparison.title}\n", *_partial(outcomes), _how(comparison, made)]  # guard: stopped-comparison-marked
     results = {}
     for k, part in enumerate(reports(comparison, outcomes)):
         picture = _file_name(part.task, k, list(comparison.runs))

@@ -146,7 +146,7 @@ class _Run:
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)  # guard: rounds-those-checkpoint
             return saved.state
-        rehearse(self.federation)
+        rehearse(self.federation)  # guard: rehearsal-before-anything-written
         if self.folder:
             self.folder.begin(self.experiment.config, self.experiment.runtime)  # guard: config-toml-before-first-state
         state = self.federation.start()

@@ -206,5 +206,5 @@ def _one(config: Config, out: Path) -> str | None:
             whole.unlink(missing_ok=True)
             one(config, folder_of(config, out), _stop.is_set)
     except (Exception, SystemExit) as error:
-        return reason(error, whole)
+        return reason(error, whole)  # guard: error-of-a-run-is-told
     return None

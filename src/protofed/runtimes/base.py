@@ -214,7 +214,7 @@ class Runtime(Protocol):
 def failure_of(client: ClientId, error: Exception) -> Failure:
     """The failure that an exception at a client amounts to, with the place that raised it. What the device cannot do
     for any client ends the run."""
-    if is_not_deterministic(error):
+    if is_not_deterministic(error):  # guard: not-deterministic-ends-run
         raise RunFailed(f"client {client}: {advice(error)}") from error
     if isinstance(error, Diverged):
         return Failure(client, Reason.DIVERGED, str(error))
