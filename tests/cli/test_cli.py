@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -287,6 +288,38 @@ def test_a_comparison_whose_runs_end_before_their_time_says_so(tmp_path: Path, m
     with pytest.raises(RunFailed, match="a run ended early although nobody stopped it"):
         app.app(standalone_mode=False)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_comparison_that_is_stopped_leaves_a_partial_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    (tmp_path / "two.toml").write_text(COMPARISON)
+    command = ["protofed", "compare", str(tmp_path / "two.toml"), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    monkeypatch.setattr(sys, "argv", [*command, *(["--json"] if as_json else [])])
+
+    def stopped(configs: Any, *_: Any, progress: Any, should_stop: Any, **__: Any) -> list[Outcome]:
+        progress([1, 0, 0, 0])
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert should_stop()
+        return [Outcome([], is_done=False, failure="no files"), *([Outcome([], is_done=False)] * 3)]
+
+    monkeypatch.setattr("protofed.runs.sweep.sweep", stopped)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 128 + signal.SIGTERM
+    report = (tmp_path / "out" / "reports" / "two" / "report.md").read_text()
+    assert "**Partial" in report
+    assert "- FedAvg, seed 1: 0 of 1 rounds" in report
+    said = capfd.readouterr()
+    assert "1 of 4 runs failed" in said.err
+    shown = said.err if as_json else said.out
+    assert "FedAvg, seed 0: 1 of 1 rounds" in shown
+    if as_json:
+        assert json.loads(said.out)["digits"] == {"FedAvg": [], "Diverging": []}
+    else:
+        assert "not done: Diverging, seed 0: 0 of 1 rounds" in said.out
+        assert "partial report" in said.out
 
 
 def demo_process(out: Path) -> "subprocess.Popen[str]":

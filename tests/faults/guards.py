@@ -42,6 +42,36 @@ GUARDS = (
         tests="tests/faults/test_kills.py -k voids_the_round",
         swap=("should_stop()", "False"),
     ),
+    Guard(
+        id="rehearsal-before-anything-written",
+        what="what no round could do is refused before anything is written",
+        tests="tests/engine/test_rehearsal.py -k before_anything_is_written",
+        new="pass",
+    ),
+    Guard(
+        id="different-networks-refused",
+        what="different networks are refused where weights are averaged",
+        tests="tests/engine/test_rehearsal.py -k are_refused_where",
+        new="pass",
+    ),
+    Guard(
+        id="not-deterministic-ends-run",
+        what="what the device cannot do for any client ends the run at the first",
+        tests="tests/engine/test_rehearsal.py -k met_in_a_round",
+        swap=("is_not_deterministic(error)", "False"),
+    ),
+    Guard(
+        id="error-of-a-run-is-told",
+        what="an error in a run of a comparison is told in words, not sent as it is",
+        tests="tests/runs/test_sweep.py -k nobody_foresaw",
+        new="raise",
+    ),
+    Guard(
+        id="stopped-comparison-marked",
+        what="the report of a comparison that was stopped is marked as partial",
+        tests="tests/reports/test_reports.py -k were_stopped",
+        swap=("*_partial(outcomes), ", ""),
+    ),
     Guard(id="fsync-files", what="fsync of files", tests="tests/faults/test_storage.py -k loss_of_power"),
     Guard(
         id="fsync-folders", what="fsync of folders", tests="tests/faults/test_storage.py -k loss_of_power", new="pass"

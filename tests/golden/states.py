@@ -28,16 +28,15 @@ OTHER_PATHS: dict[str, dict[str, Any]] = {
     "fedproto, recomputed": {"prototype_mode": "recomputed"},
     "fedproto_avg, recomputed": {"prototype_mode": "recomputed"},
     "fedpc, running": {"prototype_mode": "running"},
+    "fedpc, mean square": {"distance": "mean_square_examples"},
     "pfedcspc, global": {"personalised": False},
     "scaffold, by examples": {"weighting": "examples"},
     "feddc, by examples": {"weighting": "examples"},
 }
 """Settings that take another path through a method than its defaults do."""
 RECORDED_WITH: dict[str, dict[str, Any]] = {
-    **{
-        name: {"weighting": "uniform"}
-        for name in ("feddc", "feddyn", "fedbn", "fedpc", "fedsr", "ifca", "lg_fed", "scaffold")
-    },
+    **{name: {"weighting": "uniform"} for name in ("feddc", "feddyn", "fedbn", "fedsr", "ifca", "lg_fed", "scaffold")},
+    "fedpc": {"weighting": "uniform", "distance": "norm"},
     "fedasam": {"rho": 0.7, "averaging": True},
     "feddecorr": {"decorrelation_weight": 0.1},
     "fednh": {"initial_scale": 1.0, "weighting": "uniform"},

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from methods.conformance import (
     fingerprint,
     identity_model,
     loaded,
+    small_task,
     usual,
     whole,
 )
@@ -33,6 +34,7 @@ from protofed import tree, wire
 from protofed.api.method import Method
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.engine.round import RoundClients
+from protofed.evaluation.evaluate import evaluate
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.ccvr import CCVR, virtual_loss
 from protofed.methods.fedasam import FedASAM
@@ -47,6 +49,7 @@ from protofed.prototypes.gaussians import (
     square_root,
     virtual_features,
 )
+from protofed.runs.runner import Experiment, execute
 
 WIDTH = 6
 
@@ -297,3 +300,38 @@ def test_who_never_took_part_is_asked_too() -> None:
     assert not end.failures
     assert set(end.memories) == set(TASK.clients)
     assert all(torch.isfinite(leaf).all() for leaf in tree.leaves(end.server))
+
+
+# ---- rounds that are evaluated before the last
+
+
+def skewed() -> Experiment:
+    labels = {"ann": [0] * 9 + [1, 2], "bob": [1] * 8 + [3], "cyd": [2] * 7 + [0, 3], "dan": [3] * 6 + [1]}
+    of = federation(CCVR(rate=0.5), small_task(labels), rounds=3)
+    return Experiment(of, evaluate_every=1)
+
+
+def test_a_round_is_tested_as_if_it_were_the_last_and_the_run_goes_on_without_it() -> None:
+    found, of = execute(skewed()), skewed().federation
+    state = of.advance(of.start())
+    tested = of.judged(state)
+    assert_same(tested.server.base, state.server.base, "the base's record")
+    assert fingerprint(tested.server.classifier) != fingerprint(state.server.classifier)
+    assert tested.receipts.keys() == state.receipts.keys()
+    assert found.rounds[0].domains == evaluate(of, tested).domains
+    assert found.rounds[0].domains != evaluate(of, state).domains
+    assert found.rounds[0].traffic == execute(replace(skewed(), evaluate_every=3)).rounds[0].traffic
+    assert_same(found.state.server, execute(replace(skewed(), evaluate_every=3)).state.server, "the end of the run")
+
+
+@pytest.mark.parametrize("settings", [{"norm_statistics": "local"}, {"optimizer_state": "kept"}], ids=str)
+def test_it_is_calibrated_for_tests_also_inside_settings(settings: dict[str, Any]) -> None:
+    of = federation(CCVR(), **settings)
+    state = of.advance(of.start())
+    assert fingerprint(of.judged(state).server.classifier) != fingerprint(state.server.classifier)
+
+
+def test_other_methods_are_tested_as_they_are() -> None:
+    of = federation(FedAvg())
+    state = of.start()
+    assert of.judged(state) is state

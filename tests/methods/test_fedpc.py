@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from math import exp, log
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -42,9 +42,8 @@ from protofed.engine.state import State
 from protofed.methods._shared.mixing import entry
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.families import OwnWeights, PartSharing, PrototypeUpload
-from protofed.methods.fedpc import Clusters, FedPC, global_model, global_prototypes, mean_extractor, prototype_distance
+from protofed.methods.fedpc import Clusters, Distance, FedPC, global_prototypes, mean_extractor, prototype_distance
 from protofed.nn.networks import Parts, matching, without
-from protofed.prototypes import contrast
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares
 from protofed.prototypes.kmeans import no_partition
@@ -59,6 +58,9 @@ SETTINGS = [
     FedPC(num_clusters=1),
     FedPC(num_clusters=0),
     FedPC(num_clusters=2, rho="softmax"),
+    FedPC(num_clusters=2, rho="uniform", distance="norm"),
+    FedPC(num_clusters=2, distance="square"),
+    FedPC(num_clusters=2, distance="mean_square"),
     FedPC(num_clusters=2, weighting="examples"),
     FedPC(num_clusters=2, prototype_mode="running"),
 ]
@@ -121,6 +123,10 @@ def test_the_softmax_between_clusters_by_hand() -> None:
     a, b, c = [exp(2), exp(1), exp(2)], [exp(1), exp(2), 1.0], [exp(2), 1.0, exp(2)]
     expected = torch.tensor([[x / sum(row) for x in row] for row in (a, b, c)], dtype=torch.float64)
     torch.testing.assert_close(similarity_shares(THREE, "softmax", 0.5), expected)
+
+
+def test_equal_shares_are_equal_whatever_the_clusters_have() -> None:
+    torch.testing.assert_close(similarity_shares(THREE, "uniform", 0.1), torch.full((3, 3), 1 / 3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("rho", ["cosine", "softmax"])
@@ -272,49 +278,69 @@ def test_one_cluster_without_the_pull_is_fedavg_with_local_heads(mode: Any) -> N
 # ---- the client
 
 
-def test_the_distance_to_prototypes_by_hand() -> None:
+# Class 0 has the rows (2, 4) and (4, 4), mean (3, 4): 3² + 4² = 25 from (0, 0); alone they are 4 + 16 = 20 and
+# 16 + 16 = 32 from it. Class 1 has (1, 3), 2² = 4 from (1, 1); its row of weight 0 is not there. Class 2 has no
+# prototype, class 3 no example.
+READINGS: dict[Any, float] = {
+    "norm": 5 + 2,
+    "square": 25 + 4,
+    "mean_square": (25 + 4) / 2,  # two dimensions
+    "mean_square_examples": (20 / 2 + 32 / 2 + 4 / 2 + 0) / 4,  # four examples, one without a prototype
+}
+
+
+@pytest.mark.parametrize("distance", READINGS)
+def test_the_distance_to_prototypes_by_hand(distance: Any) -> None:
     known = Prototypes(
         torch.tensor([[0.0, 0.0], [1.0, 1.0], [5.0, 5.0], [9.0, 9.0]]), torch.tensor([2.0, 1.0, 0.0, 1.0])
     )
     z = torch.tensor([[2.0, 4.0], [4.0, 4.0], [1.0, 3.0], [7.0, 7.0], [50.0, 50.0]])
     batch = batch_of(z, [0, 0, 1, 2, 1], [1, 1, 1, 1, 0])
-    # Class 0: mean (3, 4), 5 from (0, 0). Class 1: (1, 3), 2 from (1, 1); the row of weight 0 is not there. Class 2 has
-    # no prototype, class 3 no example.
-    assert prototype_distance(z, batch, known).item() == pytest.approx(7.0, abs=1e-6)
+    assert prototype_distance(z, batch, known, distance).item() == pytest.approx(READINGS[distance], abs=1e-6)
 
 
-def test_the_loss_by_hand() -> None:
+def test_the_readings_are_those_that_the_setting_offers() -> None:
+    assert set(READINGS) == set(get_args(Distance))
+
+
+@pytest.mark.parametrize(
+    ("distance", "pull"), [("norm", 5.0), ("square", 25.0), ("mean_square", 12.5), ("mean_square_examples", 6.25)]
+)
+def test_the_loss_by_hand(distance: Any, pull: float) -> None:
     known = prototypes([0.0, 0.0], None)
     batch = batch_of([[3.0, 4.0], [0.0, 2.0]], [0, 1])
-    # All logits are 0: log 2. Class 0 is 5 away.
-    method = FedPC(cross_entropy_weight=0.25, pull_weight=2.0)
+    # All logits are 0: log 2. Class 0 is 5 away; its example is one of two, and the other has no prototype.
+    method = FedPC(cross_entropy_weight=0.25, pull_weight=2.0, distance=distance)
     found = method.loss(identity_model([[0.0, 0.0], [0.0, 0.0]]), batch, known)
-    assert found.item() == pytest.approx(0.25 * log(2) + 2 * 5, abs=1e-5)
+    assert found.item() == pytest.approx(0.25 * log(2) + 2 * pull, abs=1e-5)
     assert FedPC().cross_entropy_weight == FedPC().pull_weight == 0.5
 
 
 def test_at_a_prototype_the_gradient_is_zero_and_not_nan() -> None:
     z = torch.tensor([[1.0, 2.0], [3.0, 3.0]], requires_grad=True)
     known = prototypes([1.0, 2.0], [3.0, 0.0])
-    (gradient,) = torch.autograd.grad(prototype_distance(z, batch_of(z.detach(), [0, 1]), known), z)
+    (gradient,) = torch.autograd.grad(prototype_distance(z, batch_of(z.detach(), [0, 1]), known, "norm"), z)
     # The second is straight above its prototype: a unit vector, as the distance is not squared.
     torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0], [0.0, 1.0]]))
 
 
-def test_no_gradient_reaches_prototypes() -> None:
+@pytest.mark.parametrize("distance", READINGS)
+def test_no_gradient_reaches_prototypes(distance: Any) -> None:
     known = prototypes([0.0, 0.0], [1.0, 1.0])
     known.mean.requires_grad_()
     z = torch.rand(2, 2, requires_grad=True)
-    loss = prototype_distance(z, batch_of(z.detach(), [0, 1]), known)
+    loss = prototype_distance(z, batch_of(z.detach(), [0, 1]), known, distance)
     gradient, other = torch.autograd.grad(loss, [z, known.mean], allow_unused=True)
     assert gradient.abs().sum() > 0
     assert other is None
 
 
+@pytest.mark.parametrize("distance", ["norm", "mean_square_examples"])
 @pytest.mark.parametrize("rounds", [0, 1])
-def test_a_client_descends_equation_4_on_the_whole_network(rounds: int) -> None:
-    state = usual(TWO, rounds)
-    message, memory = TWO.message_for(state.server, "ann"), state.memories["ann"]
+def test_a_client_descends_equation_4_on_the_whole_network(rounds: int, distance: Any) -> None:
+    method = FedPC(num_clusters=2, weighting="uniform", distance=distance)
+    state = usual(method, rounds)
+    message, memory = method.message_for(state.server, "ann"), state.memories["ann"]
     known = message.prototypes
     assert known.is_known.any() == (rounds > 0)  # in the first round cross-entropy is alone
 
@@ -326,8 +352,17 @@ def test_a_client_descends_equation_4_on_the_whole_network(rounds: int) -> None:
                 total = total + 0.5 * (mean - known.mean[y]).norm()
         return total
 
-    expected, _ = trained_by_hand({**message.params, **memory.params}, "ann", loss, round=rounds)
-    reply = reply_of(federation(TWO), state, "ann")
+    def by_examples(parts: Parts, z: Tensor, batch: Batch) -> Tensor:
+        rows = [
+            (z[i] - known.mean[y]).square().mean()
+            for i, y in enumerate(batch.y.tolist())
+            if known.is_known[y] and batch.weight[i] > 0
+        ]
+        return 0.5 * mean_cross_entropy(parts, z, batch) + 0.5 * sum(rows, torch.tensor(0.0)) / batch.weight.sum()
+
+    descended = loss if distance == "norm" else by_examples
+    expected, _ = trained_by_hand({**message.params, **memory.params}, "ann", descended, round=rounds)
+    reply = reply_of(federation(method), state, "ann")
     assert_close(reply.upload.params, without(expected, CLASSIFIER), "the extractor", within=2e-5)
     assert_close(reply.memory.params, matching(expected, CLASSIFIER), "the head", within=2e-5)
     assert not torch.equal(reply.memory.params["classifier.weight"], memory.params["classifier.weight"])
@@ -572,11 +607,18 @@ def small_server() -> Clusters:
     return Clusters(params, own, own, assignment, partition)
 
 
-def test_the_model_for_everyone_is_the_mean_extractor_under_the_mean_head() -> None:
+class Server:
+    def initial_params(self) -> Params:
+        return {"features.weight": torch.tensor([9.0]), "classifier.weight": torch.tensor([[7.0]])}
+
+
+def test_the_models_for_everyone_are_the_mean_extractor_under_the_mean_head_and_the_initial_one() -> None:
     heads = {c: OwnWeights({"classifier.weight": torch.tensor([[w]])}) for c, w in (("a", 1.0), ("d", 4.0), ("e", 4.0))}
-    found = global_model(small_server(), heads)
+    found = TWO.global_models(small_server(), heads, Server())  # type: ignore[arg-type]
     # (3 · 1 + 1 · 5) / 4 = 2, and (1 + 4 + 4) / 3 = 3.
-    assert {name: leaf.item() for name, leaf in found.items()} == {"features.weight": 2.0, "classifier.weight": 3.0}
+    weights = {name: [leaf.item() for leaf in model.params.values()] for name, model in found.items()}
+    assert weights == {"nearest_prototype": [2.0, 7.0], "mean_heads": [2.0, 3.0], "initial_head": [2.0, 7.0]}
+    assert "mean_heads" not in TWO.global_models(small_server(), {}, Server())  # type: ignore[arg-type]
 
 
 def test_global_prototypes_are_the_mean_over_all_clients_that_have_the_class() -> None:
@@ -595,15 +637,18 @@ def test_global_prototypes_of_a_run_are_the_mean_of_what_clients_sent() -> None:
     assert_close(global_prototypes(state.server), Prototypes(mean, owners), "the global prototypes", within=1e-6)
 
 
-def test_nobody_has_a_public_model_but_the_two_readings_work_on_a_run() -> None:
+def test_nobody_has_a_public_model_but_the_readings_work_on_a_run() -> None:
     of, state = federation(TWO, ODD_TASK), after(2, federation(TWO, ODD_TASK))
     assert TWO.public(state.server) is None
-    model = of.networks_of("ann").model(global_model(state.server, state.memories))
+    found = TWO.global_models(state.server, state.memories, of.server_context(2, "evaluate"))
     x = ODD_TASK.transform.clean(ODD_TASK.tests["domain 0"].x)
+    batch = batch_of(x, [0] * len(x))
     known = global_prototypes(state.server)
     assert known.is_known.tolist() == [True, True, True, False]
-    with torch.no_grad():
-        assert torch.isfinite(model.logits(x)).all()
-        z = model.features(x)
-    scores = contrast.nearest(z, known.mean, known.is_known)
-    assert torch.equal(scores.argmax(-1), torch.cdist(z, known.mean[:3]).argmin(-1))
+    for name, reading in found.items():
+        model = of.networks_of("ann").model(reading.params)
+        with torch.no_grad():
+            predicted = reading.outcomes(model, batch, *reading.context).predicted
+            z = model.features(x)
+        nearest = torch.cdist(z, known.mean[:3]).argmin(-1)
+        assert torch.equal(predicted, nearest if name == "nearest_prototype" else model.scores(z).argmax(-1))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -344,3 +345,29 @@ def test_a_step_in_place_is_not_inherited_by_those_who_take_another_step() -> No
     kinds = [Sgd, Renamed, Scaled, ScaledInPlace, type("More", (ScaledInPlace,), {}), Adam, AdamW, RmsProp, Sam]
     has_step = {kind.__name__: in_place_step(kind()) is not None for kind in kinds}
     assert [name for name, has in has_step.items() if has] == ["Sgd", "Renamed", "ScaledInPlace", "More"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Sgd(lr=0.1, momentum=0.9, clip_norm=0.5), None),
+        (Adam(lr=0.1), torch.optim.Adam),
+        (AdamW(lr=0.1), torch.optim.AdamW),
+        (RmsProp(lr=0.1), torch.optim.RMSprop),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_parameter_that_is_a_single_number_stays_what_it_is(ours: Optimizer, theirs: Any) -> None:
+    """As the scale of FedNH is. A product of two numbers of different types has the wider type."""
+    params: Params = {"scale": torch.tensor(3.0), "weight": torch.tensor([1.0, -2.0])}
+    leaves = [leaf.clone().requires_grad_() for leaf in params.values()]
+    state, reference = ours.init(params), theirs(leaves, lr=0.1) if theirs else None
+    for _ in range(5):
+        params, state = ours.step(lambda at: {name: 2 * leaf for name, leaf in at.items()}, params, state)
+        if reference is not None:
+            for leaf in leaves:
+                leaf.grad = 2 * leaf.detach()
+            reference.step()
+    assert {leaf.dtype for leaf in params.values()} == {torch.float32}
+    if reference is not None:
+        torch.testing.assert_close(list(params.values()), [leaf.detach() for leaf in leaves])

@@ -1,15 +1,18 @@
 """Tables, pictures and progress, on numbers worked out by hand."""
 
 import io
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
 from protofed.metrics.registry import METRICS
+from protofed.reports import comparison as reporting
 from protofed.reports import progress
 from protofed.reports.comparison import _file_name, differing_terms
 from protofed.reports.figures import accuracy_over_rounds, standings
@@ -28,6 +31,7 @@ from protofed.reports.tables import (
 from protofed.runs import compare
 from protofed.runs.results import Round
 from protofed.runs.runner import execute
+from protofed.runs.sweep import Outcome
 from run_doubles import small_experiment
 
 IDS = {metric.id for metric in METRICS}
@@ -131,8 +135,8 @@ def test_published_numbers_stand_below_ours() -> None:
     personal = personal_sheet([ours])
     assert personal is not None
     assert personal.rows == [
-        ["fpl", "25.0", "–", "–", "–", "–", "75.0", "–"],
-        ["*fpl, published*", "55.0", "", "", "", "", "", ""],
+        ["fpl", "25.0", "75.0"],
+        ["*fpl, published*", "55.0", ""],
     ]
     assert personal_sheet([row("fpl", 0.5)]) is None
 
@@ -194,6 +198,129 @@ def test_methods_whose_tasks_differ_share_a_picture_and_every_name_is_in_its_leg
     assert [axis.get_title() for axis in figure.axes] == ["a", "b", "c", "average over the domains"]
     assert [[len(line.get_xdata()) for line in axis.lines] for axis in figure.axes] == [[2, 0], [2, 2], [0, 2], [2, 2]]
     assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["one", "_two"]
+
+
+def drawn_by(table: dict[str, Any], methods: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Figure:
+    """The picture in the report of runs of three rounds, of which only the last was judged by personal metrics."""
+    found: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: found.append(figure))
+    labels = [f"m{k}" for k in range(methods)]
+    comparison = compare.parse(
+        {
+            "seeds": [0],
+            "summary": "last",
+            "tasks": {"t": {"task": {"name": "minidigits"}}},
+            "methods": {label: {"method": {"name": "fedavg"}} for label in labels},
+            **table,
+        },
+        "here",
+    )
+    lines = rounds(0.1, 0.5, 0.4)
+    lines = [replace(r, traffic={"ann": {"down": 1, "up": 1}}, public={"accuracy": r.round / 10}) for r in lines]
+    lines[-1] = replace(lines[-1], personal={"local_index": 0.75})
+    reporting.write(comparison, [Outcome(lines, True)] * methods, tmp_path)
+    return found[0]
+
+
+def curves(figure: Figure) -> dict[str, list[tuple[float, float]]]:
+    axes = figure.axes
+    return {axis.get_title(): [(x, y) for x, y in zip(*axis.lines[0].get_data(), strict=True)] for axis in axes}
+
+
+def test_curves_are_of_the_published_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    published = {"t": {"columns": ["personal.local_index", "public.accuracy"], "m0": [1.0, 2.0]}}
+    found = curves(drawn_by({"published": published}, 2, monkeypatch, tmp_path))
+    assert found == {"GM": [(1, 10), (2, 20), (3, 30)], "I_local": [(3, 75)]}
+
+
+def test_curves_of_a_table_of_domains_are_of_domains(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    published = {"t": {"columns": ["a", "average"], "m0": [1.0, 2.0]}}
+    assert list(curves(drawn_by({"published": published}, 1, monkeypatch, tmp_path))) == [
+        *("a", "b", "average over the domains")
+    ]
+
+
+def test_a_file_may_name_the_metric_of_curves_and_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = curves(drawn_by({"metric": "public.accuracy", "target": 20}, 1, monkeypatch, tmp_path))
+    assert list(found) == ["GM"]
+    assert "rounds to 20 % GM |" in (tmp_path / "report.md").read_text()
+
+
+def test_the_target_is_of_the_metric_that_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn_by({"target": 30}, 1, monkeypatch, tmp_path)
+    assert (tmp_path / "report.md").read_text().splitlines()[-1].endswith("| 2 |")  # 0.75 · 50 %
+    drawn_by({"metric": "public.accuracy", "target": 30}, 1, monkeypatch, tmp_path)
+    assert (tmp_path / "report.md").read_text().splitlines()[-1].endswith("| 3 |")
+
+
+def test_many_methods_stand_by_the_last_published_metric(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    published = {"t": {"columns": ["personal.local_index", "public.accuracy"], "m0": [1.0, 2.0]}}
+    figure = drawn_by({"published": published}, 9, monkeypatch, tmp_path)
+    assert figure.axes[0].get_xlabel() == "I_local, %"
+    assert {round(bar.get_width()) for bar in figure.axes[0].patches} == {75}
+
+
+def test_a_note_is_in_the_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn_by({"note": "\nMomentum is not given,\nand 0.9 here.\n"}, 1, monkeypatch, tmp_path)
+    head, _, _ = (tmp_path / "report.md").read_text().partition("## t")
+    assert "\nMomentum is not given, and 0.9 here.\n" in head
+
+
+def test_a_report_of_runs_that_were_stopped_is_marked_and_says_how_far_they_are(tmp_path: Path) -> None:
+    table = {
+        "seeds": [0, 1],
+        "tasks": {"t": {"task": {"name": "minidigits"}}},
+        "common": {"training": {"rounds": 3}},
+        "methods": {label: {"method": {"name": "fedavg"}} for label in ("FedAvg", "late", "begun", "waiting", "bad")},
+    }
+    lines = [replace(r, traffic={"ann": {"down": 1, "up": 1}}) for r in rounds(0.1, 0.5, 0.4)]
+    unjudged = [replace(r, domains={}, summary={}) for r in lines[:1]]
+    done, failed = Outcome(lines, True), Outcome([], False, "no files")
+    outcomes = [
+        *(done, done),
+        *(Outcome(lines[:1], False), Outcome(lines[:2], False)),
+        *(Outcome(unjudged, False), Outcome(unjudged, False)),
+        *(Outcome([], False), Outcome([], False)),
+        *(failed, failed),
+    ]
+    comparison = compare.parse(table, "here")
+    report = reporting.write(comparison, outcomes, tmp_path).read_text()
+    assert report.splitlines()[2].startswith("**Partial: the comparison was stopped, and 6 of 10 runs are not done.**")
+    # The late one has 10 % and 50 % on domain a so far: 30.0 ± 28.3. Nothing is compared with it.
+    assert "| late (1 to 2 of 3 rounds) | 20.0 ± 14.1 | 10.0 ± 7.1 | 15.0 ± 10.6 | – |" in report
+    assert "| begun (1 of 3 rounds) | – | – | – | – |" in report
+    assert "| waiting (0 of 3 rounds) | – |" in report
+    assert "| bad | failed |" in report
+    assert "- late, seed 0: 1 of 3 rounds\n- late, seed 1: 2 of 3 rounds\n- begun, seed 0: 1 of 3 rounds" in report
+    assert json.loads((tmp_path / "results.json").read_text())["partial"] is True
+    whole = reporting.write(comparison, [done] * 10, tmp_path).read_text()
+    assert "artial" not in whole
+    assert json.loads((tmp_path / "results.json").read_text())["partial"] is False
+
+
+def test_lines_say_how_far_each_of_many_runs_is() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with progress.runs(console, {"FedAvg, seed 0": 8, "FPL, seed 0": 2}) as shown:
+        for done in ([0, 0], [1, 0], [1, 0], [2, 0], [3, 1], [8, 2]):
+            shown.update(done)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "FedAvg, seed 0: 1 of 8 rounds",
+        "FedAvg, seed 0: 2 of 8 rounds",
+        "FPL, seed 0: 1 of 2 rounds",
+        "FedAvg, seed 0: 8 of 8 rounds",
+        "FPL, seed 0: 2 of 2 rounds",
+    ]
+
+
+def test_bars_are_of_the_runs_that_are_under_way() -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True)
+    shown = progress.runs(console, {"FedAvg, seed 0": 8, "FPL, seed 0": 2, "MOON, seed 0": 2})
+    assert isinstance(shown, progress.LiveRuns)
+    with shown:
+        shown.update([3, 2, 0])
+        visible = {task.description: task.completed for task in shown._progress.tasks if task.visible}
+    assert visible == {"rounds of all runs": 5, "FedAvg, seed 0": 3}
 
 
 def test_many_methods_are_drawn_as_standings(tmp_path: Path) -> None:

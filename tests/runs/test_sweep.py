@@ -1,15 +1,20 @@
 """Several runs at once: done ones are kept, unfinished ones go on, a failing one is not silent."""
 
 import os
+import signal
+import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from clocks import PATIENCE
-from protofed.errors import RunFailed
+from protofed.methods.fedavg import FedAvg
 from protofed.runs.config import config
 from protofed.runs.config.config import Config
 from protofed.runs.sweep import _failure, runs_at_once, sweep
@@ -24,20 +29,20 @@ def configs(lr: float = 0.01, rounds: int = 2) -> list[Config]:
 
 
 def test_stopped_resumed_and_kept(tmp_path: Path) -> None:
-    seen: list[int] = []
+    seen: list[Sequence[int]] = []
     deadline = time.monotonic() + PATIENCE  # in case the wish to stop were never heard
     stopped = sweep(
         configs(rounds=400),
         tmp_path,
         progress=seen.append,
-        should_stop=lambda: bool(seen and seen[-1]) or time.monotonic() > deadline,
+        should_stop=lambda: bool(seen and any(seen[-1])) or time.monotonic() > deadline,
     )
     assert all(len(outcome.rounds) < 400 and not outcome.is_done and not outcome.failure for outcome in stopped)
     assert any(outcome.rounds for outcome in stopped)
     first = sweep(configs(), tmp_path, progress=seen.append)
     assert [len(outcome.rounds) for outcome in first] == [2, 2]
     assert all(outcome.is_done for outcome in first)
-    assert seen[-1] == 4
+    assert seen[-1] == [2, 2]
     assert sweep(configs(), tmp_path) == first
 
 
@@ -58,18 +63,76 @@ def test_a_run_that_is_asked_for_twice_is_done_once(tmp_path: Path) -> None:
     assert first.is_done
 
 
-def test_an_error_that_nobody_foresaw_costs_one_run_only() -> None:
-    run: Future[None] = Future()
+class Strange(Exception):
+    """One that cannot be brought to another process: it is made of two words, and pickled with one."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} is not {other}")
+
+
+@dataclass(frozen=True)
+class Odd(FedAvg):
+    """Fails at the server, in one of several ways."""
+
+    way: str = "strange"
+
+    def from_sum(self, *_: Any) -> Any:
+        match self.way:
+            case "strange":
+                raise Strange("this", "that")
+            case "exits":
+                sys.exit("enough")
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case _:
+                os._exit(7)
+
+
+def odd(way: str) -> Config:
+    return replace(configs()[0], method=Odd(way=way), user_code=way)
+
+
+def test_an_error_that_nobody_foresaw_is_shown_as_what_it_is_and_costs_one_run_only(tmp_path: Path) -> None:
+    strange, exits, whole = sweep([odd("strange"), odd("exits"), configs()[1]], tmp_path, workers=2)
+    assert whole.is_done
+    assert strange.failure is not None
+    said, _, file = strange.failure.partition("; the whole text is in ")
+    assert said.startswith("Strange: this is not that (test_sweep.py, line ")
+    assert said.endswith(", from_sum)")
+    assert Path(file).read_text().rstrip().endswith("Strange: this is not that")
+    assert "Traceback" in Path(file).read_text()
+    assert exits.failure is not None
+    assert exits.failure.startswith("SystemExit: enough (test_sweep.py, line ")
+
+
+def test_the_text_of_an_error_goes_when_the_run_goes_well(tmp_path: Path) -> None:
+    one = configs(rounds=1)[0]
+    (tmp_path / f"{one.identity}.error.txt").write_text("of another day")
+    assert sweep([one], tmp_path)[0].is_done
+    assert not list(tmp_path.glob("*.error.txt"))
+
+
+@pytest.mark.parametrize(("way", "said"), [("killed", "was killed by SIGKILL"), ("leaves", "ended with exit code 7")])
+def test_a_process_that_dies_is_named_by_how_it_died(way: str, said: str, tmp_path: Path) -> None:
+    (failed,) = sweep([odd(way)], tmp_path, workers=1)
+    assert failed.failure is not None
+    assert said in failed.failure
+    assert "run the same command again" in failed.failure
+    assert ("memory" in failed.failure) == (way == "killed")
+    assert "exit code 143" not in failed.failure
+
+
+def test_an_error_of_the_pool_itself_is_shown_too() -> None:
+    run: Future[str | None] = Future()
     run.set_exception(MemoryError("no room on the device"))
-    assert _failure(run, is_stopping=False) == "MemoryError: no room on the device"
+    assert str(_failure(run, is_stopping=False, processes=[])).startswith("MemoryError: no room on the device (")
 
 
 def test_a_process_that_dies_while_all_stop_is_no_failure() -> None:
-    run: Future[None] = Future()
+    run: Future[str | None] = Future()
     run.set_exception(BrokenProcessPool("a process died"))
-    assert _failure(run, is_stopping=True) is None
-    with pytest.raises(RunFailed, match="process died"):
-        _failure(run, is_stopping=False)
+    assert _failure(run, is_stopping=True, processes=[]) is None
+    assert _failure(run, is_stopping=False, processes=[]) is not None
 
 
 @pytest.mark.parametrize(("devices", "count"), [(["cuda"] * 8, 2), (["cuda:0", "cuda:1"], 4), (["cpu"] * 3, 7)])

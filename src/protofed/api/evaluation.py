@@ -1,6 +1,6 @@
 """How a client's model is judged where its data are: what it is tested on, and the counts that travel."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -14,7 +14,7 @@ from protofed.api.roles import Count
 from protofed.data.batches import Data
 from protofed.metrics import formulas
 from protofed.metrics.registry import PersonalJudgement, measured
-from protofed.tree import record
+from protofed.tree import Params, Tree, record
 
 NO_AREA = -1.0
 """Stands for an area under the ROC curve that has no meaning."""
@@ -62,6 +62,16 @@ class TestSets:
     @property
     def has_own(self) -> bool:
         return self.own_rows is not None or self.own is not None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A model for everyone that a paper may have meant, made of what clients have."""
+
+    params: Params
+    outcomes: Callable[..., Outcomes]
+    """Of the model, a batch and the context."""
+    context: tuple[Tree, ...] = ()
 
 
 def outcomes_of(scores: Tensor) -> Outcomes:

@@ -13,7 +13,7 @@ the runtime, which may answer it for one client at once or for a whole cohort to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.evaluation import Evaluation, Outcomes, evaluation_of, outcomes_of
+from protofed.api.evaluation import Evaluation, Outcomes, Reading, evaluation_of, outcomes_of
 from protofed.api.registry import Tag
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
@@ -130,6 +130,13 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         """The model that anyone may use and the message it predicts with; None where every client has its own."""
         return None
 
+    def global_models(
+        self, state: State, memories: Mapping[ClientId, Memory], server: ServerContext
+    ) -> Mapping[str, Reading]:
+        """Models for everyone that can be made of the models that clients have, by reading, where no public one is
+        meant: the names of metrics of `public`. A simulation judges them if it is configured to."""
+        return {}
+
     def setup(self, state: State, clients: Clients) -> State:
         """What happens once, before the first round."""
         return state
@@ -141,6 +148,11 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
 
     def finish(self, state: State, clients: Clients) -> State:
         """What happens once, after the last round."""
+        return state
+
+    def judged(self, state: State, clients: Clients) -> State:
+        """What is tested when a round is evaluated that is not the last: with what `finish` does to a public model, if
+        it is tested after that. The run goes on from the state before."""
         return state
 
     # ---- the client's half

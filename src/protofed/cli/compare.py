@@ -118,7 +118,7 @@ def _run_and_report(
     from protofed.reports.tables import NOTES, headline_of, sheets
     from protofed.runs.sweep import sweep
 
-    outcomes = _outcomes(comparison, out_dir, as_json, jobs, grace_period, run_all or sweep)
+    outcomes, exit_code = _outcomes(comparison, out_dir, as_json, jobs, grace_period, run_all or sweep)
     path = reporting.write(comparison, outcomes, report)
     parts = reporting.reports(comparison, outcomes)
     if as_json:
@@ -132,16 +132,25 @@ def _run_and_report(
                 out.print(sheet.rich(title, out.width))
         for headline in dict.fromkeys(headline_of(part.rows) for part in parts):
             out.print(NOTES[headline], highlight=False)
-        say(f"report {path}")
+        for line in (line for part in parts for line in part.stopped):
+            say(f"not done: {line}")
+        say(f"{'partial ' if exit_code else ''}report {path}")
     failures = [outcome.failure for outcome in outcomes if outcome.failure]
+    said = (
+        f"{len(failures)} of {len(outcomes)} runs failed; {path} names them. First: {failures[0]}" if failures else ""
+    )
+    if exit_code:
+        if failures:
+            err.print(said, highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(exit_code)
     if failures:
-        raise RunFailed(f"{len(failures)} of {len(outcomes)} runs failed; {path} names them. First: {failures[0]}")
+        raise RunFailed(said)
 
 
 def _outcomes(
     comparison: "Comparison", out_dir: Path, as_json: bool, jobs: int | None, grace_period: float, run_all: "Sweep"
-) -> "list[Outcome]":
-    """The outcome of every run; exits if the user asked to stop."""
+) -> "tuple[list[Outcome], int]":
+    """The outcome of every run, and the exit code if the command was told to stop before they were done; else 0."""
     from protofed.reports import progress
 
     console, configs = err if as_json else out, comparison.configs
@@ -149,17 +158,11 @@ def _outcomes(
     methods = ", ".join(next(iter(comparison.runs.values())))
     console.print(f"{len(configs)} runs, {total} rounds: {methods}", highlight=False, markup=False)
     advice = "run the same command again to continue"
-    with stop_on_signal(advice, grace_period) as stop, progress.bar(console) as bar:
-        line = bar.add_task("rounds of all runs", total=total)
-        outcomes = run_all(
-            configs,
-            out_dir,
-            workers=jobs,
-            progress=lambda done: bar.update(line, completed=done),
-            should_stop=stop.is_made,
-        )
-    if not all(outcome.is_done or outcome.failure for outcome in outcomes):
-        if not stop.is_made():
-            raise RunFailed("a run ended early although nobody stopped it: did its data change meanwhile?")
-        raise typer.Exit(stop.exit_code)
-    return outcomes
+    totals = {label: one.training.rounds for label, one in zip(comparison.labels, configs, strict=True)}
+    with stop_on_signal(advice, grace_period) as stop, progress.runs(console, totals) as shown:
+        outcomes = run_all(configs, out_dir, workers=jobs, progress=shown.update, should_stop=stop.is_made)
+    if all(outcome.is_done or outcome.failure for outcome in outcomes):
+        return outcomes, 0
+    if not stop.is_made():
+        raise RunFailed("a run ended early although nobody stopped it: did its data change meanwhile?")
+    return outcomes, stop.exit_code

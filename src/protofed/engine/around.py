@@ -1,13 +1,13 @@
 """A setting of the training that concerns what clients keep, as a method around the configured one."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.evaluation import Evaluation, Outcomes
+from protofed.api.evaluation import Evaluation, Outcomes, Reading
 from protofed.api.method import Clients, Method, Step, Uploads, UsedModel
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
@@ -81,6 +81,12 @@ class Around(Method[Any, Any, Any, Any]):
     def public(self, state: Tree) -> tuple[Params, Tree] | None:
         return self.base.public(state)
 
+    def global_models(
+        self, state: Tree, memories: Mapping[ClientId, Any], server: ServerContext
+    ) -> Mapping[str, Reading]:
+        kept = {client: self.kept_by_base(memory) for client, memory in memories.items()}
+        return self.base.global_models(state, kept, server)
+
     def setup(self, state: Tree, clients: Clients) -> Tree:
         return self.base.setup(state, _Clients(self, clients))
 
@@ -89,6 +95,9 @@ class Around(Method[Any, Any, Any, Any]):
 
     def finish(self, state: Tree, clients: Clients) -> Tree:
         return self.base.finish(state, _Clients(self, clients))
+
+    def judged(self, state: Tree, clients: Clients) -> Tree:
+        return self.base.judged(state, _Clients(self, clients))
 
     # ---- the client's half
 

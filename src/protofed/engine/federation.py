@@ -129,6 +129,10 @@ class Federation:
         clients = RoundClients(self, state, self.trusted(state), "finish")
         return clients.after(self.method.finish(state.server, clients))
 
+    def _tested(self, state: State, attempt: int) -> State:
+        clients = RoundClients(self, state, self.trusted(state), "evaluate")
+        return clients.after(self.method.judged(state.server, clients))
+
     def _attempted(self, phase: Callable[[State, int], State], state: State) -> State:
         """The state after a phase, which is begun again, from the same state, if it was abandoned."""
         abandoned: list[str] = []
@@ -304,6 +308,12 @@ class Federation:
         message_for = partial(self.method.message_for, state.server)
         with self.runtime.open(self):
             return dict(clients.run(self.method.evaluate_own, message_for, like, tests))
+
+    def judged(self, state: State) -> State:
+        """The state that is tested if this round is not the last; nothing of it counts in the run."""
+        if type(unwrapped(self.method)).judged is Method.judged:
+            return state
+        return replace(state, server=self._attempted(self._tested, state).server)
 
     def server_context(self, round: int, phase: str) -> ServerContext:
         t = self.training

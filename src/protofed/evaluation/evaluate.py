@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 
 from protofed import tree
-from protofed.api.evaluation import NO_AREA, Evaluation, Outcomes, confusion_of, evaluation_of
+from protofed.api.evaluation import NO_AREA, Evaluation, Outcomes, Reading, confusion_of, evaluation_of
 from protofed.api.method import UsedModel
 from protofed.api.requests import Map
 from protofed.api.task import ClientId
@@ -21,6 +21,7 @@ from protofed.data.batches import Data
 from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.metrics import formulas
+from protofed.metrics.formulas import Counts
 from protofed.metrics.registry import DomainJudgement, PublicJudgement, RoundJudgement, measured
 from protofed.runtimes.base import TestKind
 from protofed.seeds import derive_seed
@@ -51,19 +52,27 @@ class Judged:
     """The personal metrics of each client."""
 
 
-def evaluate(federation: Federation, state: State, trained: Mapping[ClientId, Evaluation] | None = None) -> Judged:
-    """How well the federation does now. `trained`: how the models do that clients have just trained, if judged."""
+def evaluate(
+    federation: Federation,
+    state: State,
+    trained: Mapping[ClientId, Evaluation] | None = None,
+    global_models: bool = False,
+) -> Judged:
+    """How well the federation does now. `trained`: how the models do that clients have just trained, if judged.
+    `global_models`: whether those are judged too that can be made of clients' own."""
     clients = {client: _numbers(own) for client, own in (trained or {}).items()}
-    personal, public, of_public = _means(list(clients.values())), dict[str, float](), dict[str, Outcomes]()
+    personal, of_public = _means(list(clients.values())), dict[str, Outcomes]()
     if federation.method.public(state.server) is not None:
         of_public = public_outcomes(federation, state)
-        public = measured("public", _public_judgement(federation, of_public))
     if federation.clients_use == "public model":
         domains, everyone = _of_public_model(federation, state, of_public)
     else:
         domains, everyone = _of_own_models(federation, state)
     at_home = {client: scores for client, scores in everyone.items() if client not in federation.new_ids}
     new = {client: scores for client, scores in everyone.items() if client in federation.new_ids}
+    readings = _readings(federation, state) if global_models else {}
+    of_clients = _list(at_home) if federation.clients_use == "public model" else ()
+    public = measured("public", PublicJudgement(_confusions(federation, of_public), readings, of_clients))
     members = {domain: [c for c, home in federation.task.domain_of.items() if home == domain] for domain in domains}
     own_domains = {d: _means([at_home[c] for c in members[d] if c in at_home] or [domains[d]]) for d in domains}
     summary = measured("summary", RoundJudgement(domains, own_domains, _list(at_home), _list(new), public, personal))
@@ -75,11 +84,24 @@ def public_outcomes(federation: Federation, state: State) -> dict[str, Outcomes]
     public = federation.method.public(state.server)
     assert public is not None, "only a method with a public model is judged by it"
     params, message = public
+    return _outcomes(federation, Reading(params, federation.method.outcomes, (message, None)))
+
+
+def _outcomes(federation: Federation, model: Reading) -> dict[str, Outcomes]:
     networks, tests = federation.networks_of(federation.ids[0]), federation.task.tests
-    rest = (federation.task.transform, derive_seed(federation.training.seed, "evaluate"), federation.method.outcomes)
+    rest = (federation.task.transform, derive_seed(federation.training.seed, "evaluate"), model.outcomes)
     with federation.runtime.open(federation):
-        requests = [Map(networks, params, (message, None), data, *rest, to_cpu=True) for data in tests.values()]
+        requests = [Map(networks, model.params, model.context, data, *rest, to_cpu=True) for data in tests.values()]
         return dict(zip(tests, federation.runtime.answers(requests), strict=True))
+
+
+def _readings(federation: Federation, state: State) -> dict[str, list[Counts]]:
+    """How the global models do that can be made of what the clients of this simulation have, by reading."""
+    with federation.runtime.open(federation):
+        memories = {client: federation.runtime.store.load(client, kept) for client, kept in state.receipts.items()}
+        server = federation.server_context(state.round, "evaluate")
+        models = federation.method.global_models(state.server, memories, server)
+    return {name: _confusions(federation, _outcomes(federation, model)) for name, model in models.items()}
 
 
 def own_scores(federation: Federation, own: Evaluation) -> dict[str, Scores]:
@@ -124,11 +146,10 @@ def _of_own_models(federation: Federation, state: State) -> tuple[dict[str, Scor
     return domains, {client: _numbers(own) for client, own in evaluations.items()}
 
 
-def _public_judgement(federation: Federation, outcomes: Mapping[str, Outcomes]) -> PublicJudgement:
-    task = federation.task
-    return PublicJudgement(
-        [confusion_of(outcomes[d].predicted, data.labels.cpu(), task.num_classes) for d, data in task.tests.items()]
-    )
+def _confusions(federation: Federation, outcomes: Mapping[str, Outcomes]) -> list[Counts]:
+    """On each domain's test set; none if there are no outcomes."""
+    tests, num_classes = federation.task.tests, federation.task.num_classes
+    return [confusion_of(found.predicted, tests[d].labels.cpu(), num_classes) for d, found in outcomes.items()]
 
 
 def _judgement(outcomes: Outcomes, data: Data, num_classes: int) -> DomainJudgement:

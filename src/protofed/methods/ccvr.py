@@ -20,7 +20,9 @@ Departures:
 6. A class that nobody has is left out of the loss, so that its row of the classifier stays.
 7. Features are fitted as they are; the power transform of the paper is left out, since it would change the model's
    prediction too.
-8. The paper does not give the schedule of the retraining: 10 epochs of SGD in batches of 64 here, from the classifier
+8. When a round is evaluated that is not the last, its model is calibrated for this test alone; what that sends is not
+   counted.
+9. The paper does not give the schedule of the retraining: 10 epochs of SGD in batches of 64 here, from the classifier
    of the base.
 """
 
@@ -84,8 +86,14 @@ class CCVR(StatefulWrapper):
         return {**params, **state.classifier}, message
 
     def finish(self, state: Calibrated, clients: Clients) -> Calibrated:
+        return self.with_calibration(self.base.finish(state.base, clients), clients)
+
+    def judged(self, state: Calibrated, clients: Clients) -> Calibrated:
+        return self.with_calibration(state.base, clients)
+
+    def with_calibration(self, base: Any, clients: Clients) -> Calibrated:
         """The calibration."""
-        base, server = self.base.finish(state.base, clients), clients.server
+        server = clients.server
         params, _ = published(self.base, base)
         width = server_embedding(server, params, torch.zeros(1, server.feature_dim)).shape[-1]
         like = no_gaussians(server.num_classes, width)

@@ -14,10 +14,13 @@ Departures:
    signal.
 3. Alg. 1 writes one global extractor; here each cluster has its own, as in Eq. (7) and (8).
 4. Eq. (5) compares the classes that both clusters have; no such class is similarity 0, a negative cosine is 0, and a
-   cluster's similarity to itself is 1. The weights of Eq. (6) are nearly equal; a softmax is a setting.
+   cluster's similarity to itself is 1. The weights of Eq. (6) are nearly equal; a softmax and equal ones are settings.
 5. Eq. (7) runs over the clusters that have the class, with their weights scaled to sum 1.
-6. Eq. (3) is taken on the class means of a batch, over its classes that have a prototype; 1e-12 under the root keeps
-   the gradient finite. The text also speaks of pushing other classes away, which no equation does.
+6. Eq. (3) is the squared error averaged over the dimensions of the feature, mean over a batch's examples, as in
+   FedProto's code (`distance`). As printed, Σ over a batch's classes of Euclidean distances, it draws the non-negative
+   features to zero: on CIFAR-10 under the paper's protocol the method then stays at chance. The readings in between and
+   the printed one, with 1e-12 under the root, are settings. The text also speaks of pushing other classes away, which
+   no equation does.
 7. In the first round there are no prototypes to learn against: those of the clustering come from random weights.
 8. Means within a cluster weight by examples, as Eq. (1) and as all methods here; the text says that they are
    unweighted (a setting, for both).
@@ -26,34 +29,36 @@ Departures:
 10. A client that was not there for the clustering joins the nearest cluster when it first takes part; the paper leaves
     this open. If that fails, it trains from the mean of all clusters, and its weights are not aggregated.
 11. Between rounds a client is tested with its cluster's extractor and its own head; the paper tests after training.
-12. The paper does not say which model its global accuracy is of; `global_model` and `global_prototypes` are two
-    readings.
+12. The paper does not say which model its global accuracy, GM, is of. `[evaluation] global_models` measures three: the
+    mean extractor under the mean of the heads, with the nearest global prototype, and under the initial head.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.evaluation import Reading
 from protofed.api.method import Clients, Method, NonNegative, Positive, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
 from protofed.data.batches import Batch
+from protofed.methods._shared.global_models import by_nearest, initial_head, with_heads
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.families import Averages, OwnWeights, PrototypeUpload
 from protofed.nn.networks import Model, matching, without
-from protofed.prototypes import class_means
+from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
-from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares
+from protofed.prototypes.clusters import Rho, blended_prototypes, members_mean, similarity_shares
 from protofed.prototypes.kmeans import Partition, no_partition, partitioned
 from protofed.tree import Mean, Params, record
 
-T = TypeVar("T")
+Distance = Literal["norm", "square", "mean_square", "mean_square_examples"]
 
 
 @record
@@ -83,8 +88,12 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
     """α in Eq. (4)."""
     pull_weight: NonNegative = 0.5
     """γ in Eq. (4): how strongly class means are pulled to the prototypes of the cluster."""
-    rho: Literal["cosine", "softmax"] = "cosine"
-    """ρ in Eq. (6): cosines divided by their sum, or their softmax."""
+    distance: Distance = "mean_square_examples"
+    """Distance in Eq. (3), from a batch to the prototypes of its classes. `norm`: Σ over the batch's classes of
+    ‖mean − prototype‖, as printed. `square`: Σ of its square. `mean_square`: Σ of its square divided by the number of
+    dimensions. `mean_square_examples`: that of each example instead of the class's mean, mean over the batch."""
+    rho: Rho = "cosine"
+    """ρ in Eq. (6): cosines divided by their sum, their softmax, or equal shares."""
     temperature: Positive = 0.1
     """The temperature of the softmax, if ρ is one; not in the paper."""
     prototype_mode: PrototypeMode = "recomputed"
@@ -184,17 +193,30 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
         """The local objective, Eq. (4)."""
         z = model.features(batch.x)
         cross_entropy = batch.cross_entropy(model.scores(z))
-        return self.cross_entropy_weight * cross_entropy + self.pull_weight * prototype_distance(z, batch, prototypes)
+        pull = prototype_distance(z, batch, prototypes, self.distance)
+        return self.cross_entropy_weight * cross_entropy + self.pull_weight * pull
+
+    # ---- a model for everyone, in three readings
+
+    def global_models(
+        self, state: Clusters, memories: Mapping[ClientId, OwnWeights], server: ServerContext
+    ) -> dict[str, Reading]:
+        extractor, prototypes = mean_extractor(state), global_prototypes(state)
+        nearest = Reading({**extractor, **initial_head(server)}, by_nearest, (prototypes,))
+        found = {"nearest_prototype": nearest} if prototypes.is_known.any() else {}
+        return {**found, **with_heads(extractor, memories, server)}
 
 
-def prototype_distance(z: Tensor, batch: Batch, prototypes: Prototypes) -> Tensor:
-    """L_p in Eq. (3): Σ over the batch's classes of the distance from their mean to their prototype."""
+def prototype_distance(z: Tensor, batch: Batch, prototypes: Prototypes, distance: Distance) -> Tensor:
+    """L_p in Eq. (3), in one of its readings."""
+    if distance == "mean_square_examples":
+        return batch.mean(contrast.pull(z, batch.y, prototypes.mean, prototypes.is_known))
     batch_means = class_means.class_sums(z, batch.y, batch.weight, len(prototypes.count)).prototypes()
-    squares = (batch_means.mean - prototypes.mean.detach()).square().sum(-1)  # (C,)
-    return ((squares + 1e-12).sqrt() * (batch_means.is_known & prototypes.is_known)).sum()
-
-
-# ---- a model for everyone, in two readings
+    squares = (batch_means.mean - prototypes.mean.detach()).square()  # (C, D)
+    of_classes = squares.mean(-1) if distance == "mean_square" else squares.sum(-1)
+    if distance == "norm":
+        of_classes = (of_classes + 1e-12).sqrt()
+    return (of_classes * (batch_means.is_known & prototypes.is_known)).sum()
 
 
 def mean_extractor(state: Clusters) -> Params:
@@ -206,17 +228,8 @@ def mean_extractor(state: Clusters) -> Params:
     return weighted_mean((entry(state.params, j), weights[j]) for j in range(count))
 
 
-def global_model(state: Clusters, memories: Mapping[ClientId, OwnWeights]) -> Params:
-    """The mean extractor under the mean of the personal heads, which no server has: for evaluation only."""
-    mean = Mean()
-    for _, memory in sorted(memories.items()):
-        mean.add(memory.params)
-    return {**mean_extractor(state), **mean.value()}
-
-
 def global_prototypes(state: Clusters) -> Prototypes:
-    """The mean of the clusters' prototypes by the numbers of clients behind them, which the mean extractor's features
-    are compared with by `contrast.nearest`."""
+    """The mean of the clusters' prototypes by the numbers of clients behind them."""
     weights = state.sent.count.double()  # (J, C)
     count = state.sent.count.sum(0)
     mean = (weights[..., None] * state.sent.mean.double()).sum(0) / count.clamp(min=1)[:, None]

@@ -11,13 +11,23 @@ Departures:
 3. A client that first takes part late starts from the common initial head; the paper has all clients take part.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from protofed.api.contexts import ServerContext
+from protofed.api.evaluation import Reading
+from protofed.api.task import ClientId
+from protofed.methods._shared.global_models import with_heads
 from protofed.methods._shared.models import CLASSIFIER
-from protofed.methods.families import PartSharing
+from protofed.methods.families import OwnWeights, PartSharing, Weights
 
 
 @dataclass(frozen=True)
 class FedPer(PartSharing):
     tags = ("personal",)
     private = CLASSIFIER
+
+    def global_models(
+        self, state: Weights, memories: Mapping[ClientId, OwnWeights], server: ServerContext
+    ) -> dict[str, Reading]:
+        return with_heads(state.params, memories, server)

@@ -12,15 +12,18 @@ Departures:
 3. While the head trains, the statistics of BatchNorm in the body move, as in the authors' code.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge
 
-from protofed.api.contexts import ClientContext, Reply
+from protofed.api.contexts import ClientContext, Reply, ServerContext
+from protofed.api.evaluation import Reading
 from protofed.api.method import NonNegative, SettingErrors
 from protofed.api.requests import Objective
-from protofed.api.task import TaskSpec
+from protofed.api.task import ClientId, TaskSpec
+from protofed.methods._shared.global_models import with_heads
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods._shared.own_training import OwnOptimizer, own_optimizer, own_optimizer_errors
 from protofed.methods.families import OwnWeights, PartSharing, Weights, WeightUpload
@@ -57,3 +60,8 @@ class FedRep(PartSharing):
         )
         params = await client.fit(Objective(self.loss, freezes=CLASSIFIER), params=params, context=(message, memory))
         return Reply(WeightUpload(without(params, CLASSIFIER), client.num_examples), self.remember(params, memory))
+
+    def global_models(
+        self, state: Weights, memories: Mapping[ClientId, OwnWeights], server: ServerContext
+    ) -> dict[str, Reading]:
+        return with_heads(state.params, memories, server)

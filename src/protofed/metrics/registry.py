@@ -52,12 +52,16 @@ class DomainJudgement:
 class PublicJudgement:
     """The public model: the input of `public` metrics."""
 
-    domains: Sequence[Counts]  # (C, C) each, confusion on each domain's test set
+    domains: Sequence[Counts]  # (C, C) each, confusion on each domain's test set; none without a public model
+    readings: Mapping[str, Sequence[Counts]] = field(default_factory=dict)
+    """The same of global models that can be made of clients' own, by reading."""
+    at_home: Sequence[Mapping[str, float]] = ()
+    """What each client sees of the public model on its own test set, if it is that model that clients use."""
 
-    @property
-    def pooled(self) -> Counts:
-        total: Counts = np.stack([np.asarray(confusion) for confusion in self.domains]).sum(0)
-        return total
+    def overall(self, formula: Callable[[Counts], float | None], reading: str = "") -> float | None:
+        """A formula of the confusion on all test sets together; None if there is no such model."""
+        domains = self.readings.get(reading, ()) if reading else self.domains
+        return formula(np.stack([np.asarray(confusion) for confusion in domains]).sum(0)) if domains else None
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,17 @@ METRICS = (
            lambda judged: formulas.majority_rate(judged.confusion)),
     Metric("domain", "auc", "AUC", "area under the ROC curve, for two classes", lambda judged: judged.area),
     Metric("public", "accuracy", "GM", "the public model on all test sets together",
-           lambda judged: formulas.accuracy(judged.pooled)),
-    Metric("public", "balanced_accuracy", "GM balanced", "the same, mean of the classes' accuracies",
-           lambda judged: formulas.balanced_accuracy(judged.pooled), is_shown=False),
+           lambda judged: judged.overall(formulas.accuracy)),
+    Metric("public", "mean_heads", "GM mean heads", "GM of the shared body under the mean of the clients' heads",
+           lambda judged: judged.overall(formulas.accuracy, "mean_heads")),
+    Metric("public", "nearest_prototype", "GM prototypes", "GM of the shared body with the nearest global prototype",
+           lambda judged: judged.overall(formulas.accuracy, "nearest_prototype")),
+    Metric("public", "initial_head", "GM initial head", "GM of the shared body under the head that clients began with",
+           lambda judged: judged.overall(formulas.accuracy, "initial_head")),
+    Metric("public", "balanced_accuracy", "GM balanced", "the same as GM, mean of the classes' accuracies",
+           lambda judged: judged.overall(formulas.balanced_accuracy), is_shown=False),
+    Metric("public", "local_index", "GM I_local", "I_local of the public model on the clients' own test sets",
+           lambda judged: _mean(scores.get("local_index") for scores in judged.at_home)),
     Metric("public", "average", "GM AVG", "the public model, mean over the domains",
            lambda judged: _mean(map(formulas.accuracy, judged.domains)), is_shown=False),
     Metric("personal", "owned", "PM(V)", "own models on all test sets together, on the classes that the client has",
@@ -127,7 +139,7 @@ METRICS = (
            lambda judged: _mean(scores["accuracy"] for scores in judged.at_home)),
     Metric("summary", "new", "new", "the same, of clients that were held out of the training",
            lambda judged: _mean(scores["accuracy"] for scores in judged.new)),
-    Metric("summary", "own_local_index", "own I_local", "the same, harmonic mean of accuracy and macro F1",
+    Metric("summary", "own_local_index", "own I_local", "I_local of what a client sees at home, mean over clients",
            lambda judged: _mean(scores.get("local_index") for scores in judged.at_home), is_shown=False),
     Metric("summary", "balanced_accuracy", "balanced", "mean over the own domains of the classes' mean accuracy",
            lambda judged: _mean(scores.get("balanced_accuracy") for scores in judged.own_domains.values())),

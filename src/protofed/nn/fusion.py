@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from protofed.nn.pooling import AdaptiveMean2d
+
 ALLOCATING = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.BatchNorm1d, nn.BatchNorm2d)
 OVERWRITABLE = (*ALLOCATING, nn.MaxPool2d)
 """Layers whose gradient does not need their output, so that it may be overwritten. The ALLOCATING ones allocate a new
@@ -54,9 +56,12 @@ def _places(module: nn.Module) -> Iterator[tuple[int, str, nn.Module]]:
 
 
 def is_torch_module(module: nn.Module) -> bool:
-    """Whether all layers are torch's own, which accept any memory layout, and none has a hook."""
-    layers = list(module.modules())
-    return all(type(layer).__module__.startswith("torch.nn.") and not _has_hooks(layer) for layer in layers)
+    """Whether all layers are torch's own or AdaptiveMean2d, which accept any memory layout, and none has a hook."""
+    return all(_is_known(type(layer)) and not _has_hooks(layer) for layer in module.modules())
+
+
+def _is_known(kind: type[nn.Module]) -> bool:
+    return kind is AdaptiveMean2d or kind.__module__.startswith("torch.nn.")
 
 
 def _has_hooks(layer: nn.Module) -> bool:

@@ -105,6 +105,11 @@ class Networks:
     def parts(self) -> tuple[str, ...]:
         return tuple(self._modes[True])
 
+    def layer_names(self) -> dict[nn.Module, str]:
+        """Every layer of every part, by the name that the names of its weights begin with."""
+        parts = [item for modules in self._modes.values() for item in modules.items()]
+        return {layer: ".".join(filter(None, (part, path))) for part, m in parts for path, layer in m.named_modules()}
+
     def init(self, seed: int) -> Params:
         """Fresh weights. A part's weights depend on the seed and on the parts built before it."""
         if self._initial is not None and self._initial[0] == seed:

@@ -53,4 +53,7 @@ class Adam(DecayingRate):
         spread = (1 - self.beta2**steps).sqrt()
         scales = each("add", each("div", each("sqrt", second), spread), self.eps)
         moves = each("mul", each("div", first, scales), -size)
-        return each("add", weights, moves), (first, second, steps)
+        kept = tuple(
+            move.to(leaf.dtype) for move, leaf in zip(moves, weights, strict=True)
+        )  # of a single number they are float64
+        return each("add", weights, kept), (first, second, steps)

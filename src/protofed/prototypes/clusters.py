@@ -7,6 +7,9 @@ from torch import Tensor
 
 from protofed.prototypes.class_means import Prototypes
 
+Rho = Literal["cosine", "softmax", "uniform"]
+"""How cosines become shares: divided by their sum, by a softmax, or not at all: then all shares are equal."""
+
 
 def members_mean(sent: list[tuple[Prototypes, float]], previous: Prototypes) -> Prototypes:
     """A cluster's prototypes: the weighted mean over the members that own each class; a class without one stays."""
@@ -21,9 +24,11 @@ def members_mean(sent: list[tuple[Prototypes, float]], previous: Prototypes) -> 
     return Prototypes(torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, owners, previous.count))
 
 
-def similarity_shares(clusters: Prototypes, rho: Literal["cosine", "softmax"], temperature: float) -> Tensor:
+def similarity_shares(clusters: Prototypes, rho: Rho, temperature: float) -> Tensor:
     """ρ in Eq. (5) and (6), (J, J), float64: what each cluster (a row) takes from each; rows sum to 1."""
     mean = clusters.mean.double()
+    if rho == "uniform":
+        return torch.full((len(mean), len(mean)), 1 / len(mean), dtype=torch.float64)
     is_shared = clusters.is_known[:, None] & clusters.is_known  # (J, J, C)
     products = (torch.einsum("jcd,kcd->jkc", mean, mean) * is_shared).sum(-1)  # (J, J)
     squares = (mean.square().sum(-1)[:, None] * is_shared).sum(-1)  # (J, J), of a row's classes shared with a column

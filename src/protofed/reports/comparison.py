@@ -10,11 +10,11 @@ from statistics import fmean
 from protofed.api.method import weighting_of
 from protofed.methods import METHODS
 from protofed.metrics.formulas import rounds_to_target
+from protofed.metrics.registry import METRICS
 from protofed.printable import printable, printable_json
 from protofed.reports.figures import accuracy_over_rounds, standings
 from protofed.reports.tables import (
     GAIN_NOTE,
-    Headline,
     Numbers,
     Row,
     Sheet,
@@ -48,8 +48,10 @@ class TaskReport:
     rows: Sequence[Row]
     domains: Sequence[str]
     rounds: Mapping[str, Sequence[Sequence[Round]]]
-    """By method: those of each seed that came to its end."""
+    """By method: those of each seed whose numbers are shown."""
     failures: Sequence[str]
+    stopped: Sequence[str] = ()
+    """The runs that were stopped before their end, and how far they are."""
     is_own_data: bool = False
     """Whether the data are a user's own: then tables say how good a guess is that always names one class."""
 
@@ -67,17 +69,36 @@ def write(comparison: Comparison, outcomes: Sequence[Outcome], folder: Path) -> 
     """Writes report.md, results.json and pictures; the path of the first."""
     folder.mkdir(parents=True, exist_ok=True)
     made = environment()
-    parts = [f"# {comparison.title}\n", _how(comparison, made)]
+    parts = [f"# {comparison.title}\n", *_partial(outcomes), _how(comparison, made)]  # guard: stopped-comparison-marked
     results = {}
     for k, part in enumerate(reports(comparison, outcomes)):
         picture = _file_name(part.task, k, list(comparison.runs))
-        _draw(part, folder / picture)
+        _draw(part, folder / picture, comparison.metric)
         parts.append(_section(part, comparison, picture))
         results[part.task] = {row.label: [asdict(seed) for seed in row.seeds] for row in part.rows}
-    facts = {"title": comparison.title, "seeds": list(comparison.seeds), "made": made, "results": results}
+    is_partial = any(map(is_stopped, outcomes))
+    facts = {
+        "title": comparison.title,
+        "partial": is_partial,
+        "seeds": list(comparison.seeds),
+        "made": made,
+        "results": results,
+    }
     write_atomically(folder / "results.json", printable_json(facts, indent=1).encode())
     write_atomically(folder / "report.md", printable("\n".join(parts)).encode())
     return folder / "report.md"
+
+
+def _partial(outcomes: Sequence[Outcome]) -> list[str]:
+    """What stands above a report of runs of which some were stopped."""
+    left = sum(map(is_stopped, outcomes))
+    if not left:
+        return []
+    return [
+        f"**Partial: the comparison was stopped, and {left} of {len(outcomes)} runs are not done.** Methods with such "
+        "runs are marked with the rounds that these have; their numbers are of the rounds so far, and they have no Δ. "
+        "The same command goes on with them.\n"
+    ]
 
 
 def _file_name(task: str, k: int, tasks: Sequence[str]) -> str:
@@ -87,39 +108,61 @@ def _file_name(task: str, k: int, tasks: Sequence[str]) -> str:
 
 
 def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[Outcome]]) -> TaskReport:
-    rows, rounds, failures = [], {}, []
+    rows, rounds, failures, stopped = [], {}, list[str](), list[str]()
     first = next(iter(comparison.runs[task].values()))[0]
     for label, outcomes in runs.items():
         configs, published = comparison.runs[task][label], comparison.published.get(task, {}).get(label)
-        ended = [outcome.rounds for outcome in outcomes if outcome.is_done]
-        by_seed = zip(comparison.seeds, outcomes, strict=True)
-        seeds = [_numbers(outcome.rounds, seed, comparison.summary) for seed, outcome in by_seed if outcome.is_done]
-        uses_own = any(r.judged == "own models" for one in ended for r in one)
-        rows.append(Row(label, seeds, uses_own, _is_reference(configs[0]), published))
-        if ended:
-            rounds[label] = ended
-        failures += [
-            f"{label}, seed {seed}: {outcome.failure or 'did not come to its end'}"
-            for seed, outcome in zip(comparison.seeds, outcomes, strict=True)
-            if not outcome.is_done
+        by_seed = list(zip(comparison.seeds, outcomes, strict=True))
+        shown = [(seed, one.rounds) for seed, one in by_seed if one.is_done or (is_stopped(one) and _is_judged(one))]
+        seeds = [_numbers(own, seed, comparison.summary) for seed, own in shown]
+        uses_own = any(r.judged == "own models" for _, own in shown for r in own)
+        progress = _progress([one for one in outcomes if is_stopped(one)], configs[0].training.rounds)
+        rows.append(Row(label, seeds, uses_own, _is_reference(configs[0]), published, progress))
+        if shown:
+            rounds[label] = [own for _, own in shown]
+        failures += [f"{label}, seed {seed}: {one.failure}" for seed, one in by_seed if one.failure]
+        stopped += [
+            f"{label}, seed {seed}: {_progress([one], configs[0].training.rounds)}"
+            for seed, one in by_seed
+            if is_stopped(one)
         ]
     if comparison.target is not None:
-        by_headline = headline_of(rows)
-        rows = [_with_target(row, rounds.get(row.label, ()), by_headline, comparison.target) for row in rows]
+        by = comparison.metric or headline_of(rows)
+        rows = [_with_target(row, rounds.get(row.label, ()), by, comparison.target) for row in rows]
     if comparison.is_sorted:
         best_last = metric(headline_of(rows))
         rows.sort(key=lambda row: row.mean(best_last) if row.values(best_last) else 0.0, reverse=True)
     domains = dict.fromkeys(domain for ended in rounds.values() for r in ended[0] for domain in r.domains)
-    return TaskReport(task, rows, list(domains), rounds, failures, isinstance(first.task, ReadsOwnFiles))
+    is_own_data = isinstance(first.task, ReadsOwnFiles)
+    return TaskReport(task, rows, list(domains), rounds, failures, stopped, is_own_data)
+
+
+def is_stopped(outcome: Outcome) -> bool:
+    """Whether a run was stopped before its end: it goes on next time."""
+    return not outcome.is_done and outcome.failure is None
+
+
+def _is_judged(outcome: Outcome) -> bool:
+    return any(r.is_evaluated for r in outcome.rounds)
+
+
+def _progress(stopped: Sequence[Outcome], total: int) -> str:
+    """How far runs are that were stopped, such as `3 to 5 of 10 rounds`; empty if there are none."""
+    done = [one.rounds[-1].round if one.rounds else 0 for one in stopped]
+    if not done:
+        return ""
+    return (
+        f"{min(done)} of {total} rounds" if min(done) == max(done) else f"{min(done)} to {max(done)} of {total} rounds"
+    )
 
 
 def _is_reference(config: Config) -> bool:
     return type(config.method) is REFERENCE
 
 
-def _with_target(row: Row, runs: Sequence[Sequence[Round]], headline: Headline, target: float) -> Row:
+def _with_target(row: Row, runs: Sequence[Sequence[Round]], by: str, target: float) -> Row:
     """The row, with the rounds that each run took to reach the target."""
-    reached = [rounds_to_target((r.metric(headline) for r in rounds if r.round), target) for rounds in runs]
+    reached = [rounds_to_target((r.metric(by) for r in rounds if r.round), target) for rounds in runs]
     seeds = [
         seed if count is None else replace(seed, costs={**seed.costs, "reached": count})
         for seed, count in zip(row.seeds, reached, strict=True)
@@ -141,14 +184,21 @@ def _numbers(rounds: Sequence[Round], seed: int, summary: Summary) -> Numbers:
     return Numbers(seed, scores.domains, scores.own_domains, scores.metrics, costs)
 
 
-def _draw(part: TaskReport, path: Path) -> None:
+def _draw(part: TaskReport, path: Path, by: str) -> None:
     if not part.rounds:
         return
-    title = f"{part.task}: accuracy, mean and range of the seeds"
+    metrics, headline = [by] if by else published_metrics(part.rows), headline_of(part.rows)
+    title = f"{part.task}: {'mean' if metrics else 'accuracy, mean'} and range of the seeds"
     if len(part.rounds) <= FEW:
-        accuracy_over_rounds(part.rounds, path, title, headline_of(part.rows))
+        accuracy_over_rounds(part.rounds, path, title, headline, metrics)
     else:
-        standings(part.rows, path, title, headline_of(part.rows))
+        standings(part.rows, path, title, metrics[-1] if metrics else headline)
+
+
+def published_metrics(rows: Sequence[Row]) -> list[str]:
+    """The metrics of the published table that some method has here, by id; none for a table of domains."""
+    published = {key for row in rows for key in row.published or ()} - {"average"}
+    return [one.id for one in METRICS if one.id in published and any(row.values(metric(one.id)) for row in rows)]
 
 
 def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
@@ -158,8 +208,8 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     tables: list[tuple[str, Sheet | None, str]] = [
         *accuracies,
         ("Area under the ROC curve that clients see on their own domain, %", _area_sheet(part), ""),
-        ("Global and personal metrics, %", personal_sheet(part.rows), personal_note()),
-        ("Costs: bytes per round and client, seconds per round", cost_sheet(part.rows, comparison.target), ""),
+        ("Global and personal metrics, %", personal_sheet(part.rows), personal_note(part.rows)),
+        ("Costs: bytes per round and client, seconds per round", _costs(part, comparison), ""),
     ]
     configs = {label: seeds[0] for label, seeds in comparison.runs[part.task].items()}
     terms = [f"- {label}: {', '.join(said)}" for label, said in differing_terms(configs).items()]
@@ -171,9 +221,16 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     for title, sheet, note in tables:
         if sheet is not None:
             lines += [f"### {title}\n", sheet.markdown(), *([note.replace("\n", " ") + "\n"] if note else [])]
+    if part.stopped:
+        lines += ["### Runs that are not done yet\n", *(f"- {one}" for one in part.stopped), ""]
     if part.failures:
         lines += ["### Runs that failed\n", *(f"- {failure}" for failure in part.failures), ""]
     return "\n".join(lines)
+
+
+def _costs(part: TaskReport, comparison: Comparison) -> Sheet:
+    label = next((one.label for one in METRICS if one.id == comparison.metric), "")
+    return cost_sheet(part.rows, comparison.target, label)
 
 
 def differing_terms(configs: Mapping[str, Config]) -> dict[str, list[str]]:
@@ -217,7 +274,7 @@ def _how(comparison: Comparison, made: Mapping[str, str | int]) -> str:
     lines += [f"- {remark}" for remark in comparison.remarks]
     if comparison.source:
         lines.append(f"- published numbers: {comparison.source}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + (f"\n{comparison.note}\n" if comparison.note else "")
 
 
 def _hardware(made: Mapping[str, object]) -> str:

@@ -2,10 +2,12 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from protofed.metrics.registry import METRICS
 from protofed.printable import one_line
 from protofed.reports.tables import Headline, Row, metric
 from protofed.runs.results import Round
@@ -31,26 +33,31 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def accuracy_over_rounds(
-    runs: Mapping[str, Sequence[Sequence[Round]]], path: Path, title: str, headline: Headline = "average"
+    runs: Mapping[str, Sequence[Sequence[Round]]],
+    path: Path,
+    title: str,
+    headline: Headline = "average",
+    metrics: Sequence[str] = (),
 ) -> None:
-    """One panel per domain and one for the headline; one line per method, the mean of its seeds in their range. A
-    method whose task lacks a domain has no line there."""
+    """One panel per domain and one for the headline, or one for each of these metrics, by id; one line per method, the
+    mean of its seeds in their range. A method that lacks a domain or a metric has no line there."""
     from matplotlib.figure import Figure  # slow imports that only pictures need
     from matplotlib.ticker import MaxNLocator
 
     seen = (r for seeds in runs.values() for r in seeds[0] if r.is_evaluated)
-    panels: list[str | None] = [*dict.fromkeys(domain for r in seen for domain in r.domains), None]
+    domains = dict.fromkeys(domain for r in seen for domain in r.domains)
+    panels = [Panel(key, is_metric=True) for key in metrics] or [*map(Panel, domains), Panel(headline, is_metric=True)]
     figure = Figure(figsize=(3.1 * len(panels) + 1.2, 3.4), layout="constrained")
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     lines = {}
     for axis, panel in zip(axes, panels, strict=True):
         for (method, seeds), colour in zip(runs.items(), COLOURS, strict=False):
-            curves = [_curve(rounds, panel, headline) for rounds in seeds]
-            shown = [r.round for r in seeds[0] if r.is_evaluated] if curves[0] else []
-            values = list(zip(*curves, strict=True))
+            curves = [panel.curve(rounds, headline) for rounds in seeds]
+            shown = [number for number in curves[0] if all(number in curve for curve in curves)]
+            values = [[curve[number] for curve in curves] for number in shown]
             lines[method] = axis.plot(shown, [fmean(v) for v in values], color=colour, linewidth=1.8)[0]
             axis.fill_between(shown, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
-        axis.set_title(plain(panel or AXES[headline]), fontsize=11, fontweight="normal" if panel else "bold")
+        axis.set_title(plain(panel.title), fontsize=11, fontweight="bold" if panel.is_metric else "normal")
         axis.set_xlabel("round")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
@@ -63,20 +70,20 @@ def accuracy_over_rounds(
     save_figure(figure, path)
 
 
-def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline = "average") -> None:
-    """Every method's headline, a dot for each seed and a bar for their mean, the best at the top."""
+def standings(rows: Sequence[Row], path: Path, title: str, by: str = "average") -> None:
+    """Every method by one metric, a dot for each seed and a bar for their mean, the best at the top."""
     from matplotlib.figure import Figure
 
-    ended = sorted((row for row in rows if row.seeds), key=lambda row: row.mean(metric(headline)))
+    ended = sorted((row for row in rows if row.values(metric(by))), key=lambda row: row.mean(metric(by)))
     figure = Figure(figsize=(7.5, 0.26 * len(ended) + 1.2), layout="constrained")
     axis = figure.subplots()
     for height, row in enumerate(ended):
-        values = [100 * value for value in row.values(metric(headline))]
+        values = [100 * value for value in row.values(metric(by))]
         colour = COLOURS[1] if row.is_reference else COLOURS[0]
         axis.barh(height, fmean(values), color=colour, alpha=0.35)
         axis.plot(values, [height] * len(values), "o", color=colour, markersize=3.5)
     axis.set_yticks(range(len(ended)), [plain(row.name) for row in ended], fontsize=9)
-    axis.set_xlabel(f"{AXES[headline]}, %")
+    axis.set_xlabel(f"{Panel(by, is_metric=True).title}, %")
     axis.set_xlim(left=0)
     axis.set_ylim(-0.7, len(ended) - 0.3)
     axis.grid(axis="x", alpha=0.25)
@@ -85,13 +92,26 @@ def standings(rows: Sequence[Row], path: Path, title: str, headline: Headline = 
     save_figure(figure, path)
 
 
-def _curve(rounds: Sequence[Round], panel: str | None, headline: Headline) -> list[float]:
-    """Percent in the evaluated rounds: of a domain, or of the headline if the panel is None."""
-    evaluated = [r for r in rounds if r.is_evaluated]
-    if panel is None:
-        return [100 * value for r in evaluated if (value := r.metric(headline)) is not None]
-    scores = [r.own_domains if headline == "own" else r.domains for r in evaluated]
-    return [100 * domains[panel]["accuracy"] for domains in scores if panel in domains]
+@dataclass(frozen=True)
+class Panel:
+    """What one part of a picture shows: a domain, or a metric by its id."""
+
+    key: str
+    is_metric: bool = False
+
+    @property
+    def title(self) -> str:
+        labels = {one.id: one.label for one in METRICS}
+        return AXES.get(self.key) or labels.get(self.key, self.key) if self.is_metric else self.key
+
+    def curve(self, rounds: Sequence[Round], headline: Headline) -> dict[int, float]:
+        """Percent, by the number of the round, where it was measured."""
+        return {r.round: 100 * value for r in rounds if (value := self._value(r, headline)) is not None}
+
+    def _value(self, one: Round, headline: Headline) -> float | None:
+        if self.is_metric:
+            return one.metric(self.key)
+        return (one.own_domains if headline == "own" else one.domains).get(self.key, {}).get("accuracy")
 
 
 def plain(name: str) -> str:

@@ -1,10 +1,19 @@
 """How a run goes, while it goes: a live bar on a terminal, plain lines elsewhere."""
 
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
@@ -39,6 +48,64 @@ def line(result: Round, total: int) -> str:
         result.failures
     )
     return f"round {result.round}/{total}  {scores(result)}{left_out}  {sum(result.seconds.values()):.1f} s"
+
+
+class PlainRuns:
+    """A line when one of many runs has done its first round, and whenever it has done another quarter of them."""
+
+    def __init__(self, console: Console, totals: Mapping[str, int]) -> None:
+        self._console = console
+        self._totals = totals
+        self._told = dict.fromkeys(totals, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, done: Sequence[int]) -> None:
+        """The rounds that each run has done now."""
+        for (label, total), rounds in zip(self._totals.items(), done, strict=True):
+            stage = 4 * rounds // total + (rounds > 0)
+            if stage > self._told[label]:
+                self._told[label] = stage
+                said = f"{one_line(label)}: {rounds} of {total} rounds"
+                self._console.print(said, highlight=False, soft_wrap=True, markup=False)
+
+
+class LiveRuns:
+    """A bar for all rounds, and one for each run that is under way."""
+
+    def __init__(self, console: Console, totals: Mapping[str, int]) -> None:
+        self._progress = bar(console)
+        self._all = self._progress.add_task("rounds of all runs", total=sum(totals.values()))
+        self._bars = {
+            self._progress.add_task(one_line(label), total=total, start=False, visible=False): total
+            for label, total in totals.items()
+        }
+        self._begun: set[TaskID] = set()
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def update(self, done: Sequence[int]) -> None:
+        """The rounds that each run has done now."""
+        self._progress.update(self._all, completed=sum(done))
+        for (one, total), rounds in zip(self._bars.items(), done, strict=True):
+            if rounds and one not in self._begun:
+                self._begun.add(one)
+                self._progress.start_task(one)
+            self._progress.update(one, completed=rounds, visible=0 < rounds < total)
+
+
+def runs(console: Console, totals: Mapping[str, int]) -> LiveRuns | PlainRuns:
+    """Shows how far each of many runs is: the rounds of each, by its label."""
+    return LiveRuns(console, totals) if console.is_terminal else PlainRuns(console, totals)
 
 
 class Plain:

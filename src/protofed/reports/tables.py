@@ -80,17 +80,25 @@ class Row:
 
     label: str
     seeds: Sequence[Numbers]
-    """Of each seed that came to its end."""
+    """Of each seed that came to its end, or was stopped on its way."""
     uses_own_models: bool = False
     """Whether every client has a model of its own, by which the method is judged."""
     is_reference: bool = False
     """Whether gains are over this one."""
     published: Mapping[str, float] | None = None
     """Percent, by domain or by a metric's id."""
+    progress: str = ""
+    """How far its runs are, if some were stopped before their end."""
 
     @property
     def name(self) -> str:
-        return f"{self.label}*" if self.uses_own_models else self.label
+        mark = "*" if self.uses_own_models else ""
+        return f"{self.label}{mark}{f' ({self.progress})' if self.progress else ''}"
+
+    @property
+    def missing(self) -> str:
+        """What stands for numbers if it has none."""
+        return "–" if self.progress else "failed"
 
     def mean(self, column: Column) -> float:
         return fmean(self.values(column))
@@ -102,7 +110,7 @@ class Row:
         """Percent, mean ± sample standard deviation; a dash for what a method does not have."""
         values = [100 * value for value in self.values(column)]
         if not values:
-            return "–" if self.seeds else "failed"
+            return "–" if self.seeds else self.missing
         return f"{fmean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
 
 
@@ -185,14 +193,17 @@ def home_sheet(rows: Sequence[Row], domains: Sequence[str], measure: Literal["ac
     return Sheet(["method", *header, *(column.key for column in new)], lines)
 
 
-def personal_metrics() -> list[Metric]:
-    """What the table of global and personal metrics shows."""
+def personal_metrics(rows: Sequence[Row]) -> list[Metric]:
+    """What the table of global and personal metrics shows: what was measured or published of a method."""
     groups = [one for one in METRICS if one.group in ("public", "personal") and one.is_shown]
-    return [*groups, *(one for one in METRICS if one.id == "harmonic_mean")]
+    shown = [*groups, *(one for one in METRICS if one.id == "harmonic_mean")]
+    published = {key for row in rows for key in row.published or ()}
+    measured = [one for one in shown if one.id in published or any(row.values(metric(one.id)) for row in rows)]
+    return [*measured, *(one for one in METRICS if one.id in published and one.group != "domain" and not one.is_shown)]
 
 
-def personal_note() -> str:
-    said = ". ".join(f"{one.label}: {one.note}" for one in personal_metrics())
+def personal_note(rows: Sequence[Row]) -> str:
+    said = ". ".join(f"{one.label}: {one.note}" for one in personal_metrics(rows))
     return f"{said}. Own models are those that clients have just trained."
 
 
@@ -200,37 +211,38 @@ def personal_sheet(rows: Sequence[Row]) -> Sheet | None:
     """The metrics of clients' own models; None if they were not measured."""
     if not any(row.values(metric("personal.local_index")) for row in rows):
         return None
-    columns = [metric(one.id) for one in personal_metrics()]
+    shown = personal_metrics(rows)
+    columns = [metric(one.id) for one in shown]
     lines = []
     for row in rows:
         lines.append([row.name, *map(row.cell, columns)])
         if row.published and row.published.keys() & {column.key for column in columns}:
             lines.append([f"*{row.label}, published*", *_published(row, columns)])
-    return Sheet(["method", *(one.label for one in personal_metrics())], lines)
+    return Sheet(["method", *(one.label for one in shown)], lines)
 
 
-def cost_sheet(rows: Sequence[Row], target: float | None) -> Sheet:
-    """What a round moves and takes, how many replies were left out, and how soon a target was reached."""
+def cost_sheet(rows: Sequence[Row], target: float | None, of: str = "") -> Sheet:
+    """What a round moves and takes, how many replies were left out, and how soon a target was reached, of a metric."""
     header = ["method", "kB down", "kB up", "s per round", "replies left out"]
     lines = [
         [
             row.name,
-            *(f"{scale * row.mean(cost(c)):.1f}" if row.seeds else "failed" for c, scale in COSTS),
+            *(f"{scale * row.mean(cost(c)):.1f}" if row.seeds else row.missing for c, scale in COSTS),
             _left_out(row),
         ]
         for row in rows
     ]
     if target is not None:
-        header = [*header, f"rounds to {100 * target:g} %"]
+        header = [*header, f"rounds to {100 * target:g} % {of}".rstrip()]
         lines = [[*line, _rounds(row)] for line, row in zip(lines, rows, strict=True)]
     return Sheet(header, lines)
 
 
 def gain(row: Row, rows: Sequence[Row], columns: Sequence[Column]) -> str:
     """Δ: points of the last column above FedAvg's, and their 95 % confidence interval, from the seeds that both have; a
-    dash if one of them lacks a column, since theirs would be means over other domains."""
+    dash if one of them lacks a column, since theirs would be means over other domains, or was stopped on its way."""
     reference = next((r for r in rows if r.is_reference and r.seeds), None)
-    if reference is None or row is reference or not row.seeds:
+    if reference is None or row is reference or not row.seeds or row.progress or reference.progress:
         return "–"
     if any(bool(row.values(c)) != bool(reference.values(c)) for c in columns):
         return "–"
@@ -262,7 +274,7 @@ def _published(row: Row, columns: Sequence[Column]) -> list[str]:
 
 
 def _left_out(row: Row) -> str:
-    return f"{sum(row.values(cost('left_out'))):.0f}" if row.seeds else "failed"
+    return f"{sum(row.values(cost('left_out'))):.0f}" if row.seeds else row.missing
 
 
 def _rounds(row: Row) -> str:

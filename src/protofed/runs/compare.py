@@ -5,7 +5,10 @@ source            where the numbers were published
 seeds             one run for each seed
 summary           last_five, last or best
 target            an accuracy in percent: the report says how many rounds it took to reach it
+metric            the metric that is drawn and that the target is of, such as public.accuracy; by default those of the
+                  published columns are drawn, and the target is of what methods are compared by
 sorted            whether tables begin with the best method; otherwise they keep the order of the file
+note              what must be known to read the report: what the source leaves open, and what was chosen
 remarks           sentences for the report
 [common]          settings of all runs, in the sections of an experiment file: [common.training] and so on
 [tasks.LABEL]     settings of the runs on one task, with its task.name
@@ -20,6 +23,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from protofed.errors import BadInput
+from protofed.metrics.registry import METRICS
 from protofed.runs.config import config
 from protofed.runs.config.config import NO_IMPORTS, Config
 from protofed.runs.config.schema import nearest
@@ -35,7 +39,9 @@ KEYS = (
     "seeds",
     "summary",
     "target",
+    "metric",
     "sorted",
+    "note",
     "remarks",
     "common",
     "tasks",
@@ -58,12 +64,27 @@ class Comparison:
     """By task and method: a configuration for each seed."""
     published: Mapping[str, Mapping[str, Mapping[str, float]]]
     """By task, method and column: percent."""
+    metric: str = ""
+    """The id of the metric that is drawn and that the target is of; empty if the file names none."""
     is_sorted: bool = False
+    note: str = ""
+    """What must be known to read the report."""
     remarks: tuple[str, ...] = ()
 
     @property
     def configs(self) -> list[Config]:
         return [one for methods in self.runs.values() for seeds in methods.values() for one in seeds]
+
+    @property
+    def labels(self) -> list[str]:
+        """What each of these is called."""
+        place = {task: f" on {task}" if len(self.runs) > 1 else "" for task in self.runs}
+        return [
+            f"{method}{place[task]}, seed {seed}"
+            for task, methods in self.runs.items()
+            for method in methods
+            for seed in self.seeds
+        ]
 
 
 def load(
@@ -147,7 +168,9 @@ def parse(
         target=_target(table, source),
         runs=runs,
         published=dict(_published(table, tasks, methods, source)),
+        metric=_metric(table, source),
         is_sorted=_value(table, "sorted", bool, False, source),
+        note=" ".join(_value(table, "note", str, "", source).split()),
         remarks=_remarks(table, source),
     )
 
@@ -209,6 +232,14 @@ def _target(table: Table, source: str) -> float | None:
     if isinstance(target, bool) or not isinstance(target, int | float) or not 0 < target <= 100:
         raise BadInput(f"{source}: target: must be a percentage, not {target!r}")
     return target / 100
+
+
+def _metric(table: Table, source: str) -> str:
+    metric: str = _value(table, "metric", str, "", source)
+    known = [one.id for one in METRICS if one.group != "domain"]
+    if metric and metric not in known:
+        raise BadInput(f"{source}: metric: {metric!r} is no metric of a run{nearest(metric, known)}")
+    return metric
 
 
 def _published(

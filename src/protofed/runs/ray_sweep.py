@@ -55,7 +55,7 @@ class RaySweep:
         out: Path,
         *,
         workers: int | None = None,
-        progress: Callable[[int], None] = lambda rounds: None,
+        progress: Callable[[Sequence[int]], None] = lambda rounds: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> list[Outcome]:
         """The outcome of every run; see `sweep`. `workers`: at most so many runs at the same time."""
@@ -238,9 +238,9 @@ def _task() -> Any:
     return ray.remote(max_calls=1, max_retries=0)(run)
 
 
-def _rounds(configs: Sequence[Config], out: Path, running: dict[str, int]) -> int:
-    """The rounds that are done in all runs, here and on the nodes."""
-    return sum(max(rounds_saved(folder_of(config, out)), running.get(config.identity, 0)) for config in configs)
+def _rounds(configs: Sequence[Config], out: Path, running: dict[str, int]) -> list[int]:
+    """The rounds that are done in each run, here and on the nodes."""
+    return [max(rounds_saved(folder_of(config, out)), running.get(config.identity, 0)) for config in configs]
 
 
 @contextlib.contextmanager

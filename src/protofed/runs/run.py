@@ -52,6 +52,7 @@ def run(
     evaluate_every: int = 1,
     evaluate_clients_every: int = 0,
     fine_tune: int = 0,
+    global_models: bool = False,
     uploads: UploadSettings = UploadSettings(),  # noqa: B008, immutable
     runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
@@ -95,7 +96,7 @@ def run(
         method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),
         training=checked(training),
         runtime=checked(RuntimeSettings(name=runtime) if isinstance(runtime, str) else runtime),  # type: ignore[arg-type]
-        evaluation=checked(EvaluationSettings(evaluate_every, evaluate_clients_every, fine_tune)),
+        evaluation=checked(EvaluationSettings(evaluate_every, evaluate_clients_every, fine_tune, global_models)),
         saving=checked(SavingSettings(on_error=on_save_error)),
         uploads=checked(uploads),
     )

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
+from protofed.engine.rehearsal import rehearse
 from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
@@ -57,6 +58,8 @@ class Experiment:
     evaluate_every: int = 1
     evaluate_clients_every: int = 0
     """Rounds between evaluations of every client's own model; 0: never."""
+    global_models: bool = False
+    """Whether evaluations also judge global models that can be made of clients' own."""
     threads: int = 1
     config: str = ""
     """The resolved configuration, as written into the folder."""
@@ -143,6 +146,7 @@ class _Run:
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)  # guard: rounds-those-checkpoint
             return saved.state
+        rehearse(self.federation)  # guard: rehearsal-before-anything-written
         if self.folder:
             self.folder.begin(self.experiment.config, self.experiment.runtime)  # guard: config-toml-before-first-state
         state = self.federation.start()
@@ -214,7 +218,8 @@ class _Run:
         if is_due:
             if is_last and changed:  # what clients did at the end is what they will use
                 trained = {**trained, **federation.evaluated(state, changed, "all")}
-            result = result.with_scores(evaluate(federation, state, trained))
+            tested = state if is_last else federation.judged(state)
+            result = result.with_scores(evaluate(federation, tested, trained, self.experiment.global_models))
             clock.lap("evaluate")
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
         self._add(result)

@@ -3,13 +3,16 @@
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +23,7 @@ from protofed.runs.config.user_classes import import_folders
 from protofed.runs.results import Round, parsed
 from protofed.runs.resuming import refuse_other_run
 from protofed.runs.runner import execute
+from protofed.runs.store.checkpoint import write_atomically
 from protofed.runs.store.folder import RunFolder
 from protofed.stop_signals import held_back, leave_to_parent
 
@@ -50,7 +54,7 @@ class Sweep(Protocol):
         out: Path,
         *,
         workers: int | None = None,
-        progress: Callable[[int], None] = ...,
+        progress: Callable[[Sequence[int]], None] = ...,
         should_stop: Callable[[], bool] = ...,
     ) -> list[Outcome]: ...
 
@@ -64,12 +68,12 @@ def sweep(
     out: Path,
     *,
     workers: int | None = None,
-    progress: Callable[[int], None] = lambda rounds: None,
+    progress: Callable[[Sequence[int]], None] = lambda rounds: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> list[Outcome]:
     """The outcome of every run. Finished runs are not run again, unfinished ones are resumed.
 
-    `progress` is called with the number of rounds that are done in all runs. Once `should_stop` is true, every run
+    `progress` is called with the number of rounds that are done in each run. Once `should_stop` is true, every run
     stops after its round. The other runs continue when one fails.
     """
     folders = [folder_of(config, out) for config in configs]
@@ -81,14 +85,15 @@ def sweep(
     with ProcessPoolExecutor(count, context, _prepare, (stop, os.getpid(), code_folders)) as pool:
         with held_back():  # the pool starts its processes now
             runs = {identity: pool.submit(_one, config, out) for identity, config in waiting.items()}
+            processes = multiprocessing.active_children()
         pending = set(runs.values())
         while pending:
             _, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-            progress(sum(map(rounds_saved, folders)))
+            progress([*map(rounds_saved, folders)])
             if should_stop():
                 stop.set()
-    failures = {identity: _failure(run, stop.is_set()) for identity, run in runs.items()}
-    progress(sum(map(rounds_saved, folders)))
+    failures = {identity: _failure(run, stop.is_set(), processes) for identity, run in runs.items()}
+    progress([*map(rounds_saved, folders)])
     return [outcome(config, out, failures.get(config.identity)) for config in configs]
 
 
@@ -126,12 +131,22 @@ def one(config: Config, folder: RunFolder, should_stop: Callable[[], bool]) -> N
     execute(config.experiment(alone=False), folder, resume=True, should_stop=should_stop)
 
 
-def reason(error: Exception) -> str:
-    """Why a run failed, in words. No error of one run may stop the others."""
+def reason(error: BaseException, whole: Path | None = None) -> str:
+    """Why a run failed, in words. Of an error that nobody foresaw: its type, its message and its place, and where the
+    whole text is, which is written to the file `whole` or logged."""
     if isinstance(error, BadInput | RunFailed):
         return str(error)
+    places = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(places[-1].filename).name}, line {places[-1].lineno}, {places[-1].name})" if places else ""
+    said = f"{type(error).__name__}: {error}{place}"
+    try:
+        if whole is not None:
+            write_atomically(whole, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
+            return f"{said}; the whole text is in {whole}"
+    except (OSError, RunFailed) as why:
+        log.error("%s could not be written: %s", whole, why)
     log.error("a run ended with an unexpected error", exc_info=error)
-    return f"{type(error).__name__}: {error}"
+    return said
 
 
 def rounds_saved(folder: RunFolder) -> int:
@@ -152,18 +167,29 @@ def _mismatch(folder: RunFolder, config: Config) -> str | None:
     return None
 
 
-def _failure(run: "Future[None]", is_stopping: bool) -> str | None:
+def _failure(run: "Future[str | None]", is_stopping: bool, processes: Sequence[BaseProcess]) -> str | None:
     """Why a run failed. No error of one run may stop the others. A process that dies while all are told to stop is no
     failure: its run goes on next time."""
     try:
-        run.result()
+        return run.result()
     except BrokenProcessPool:
-        if is_stopping:
-            return None
-        raise RunFailed("a process died, perhaps out of memory; run the command again to continue") from None
+        return None if is_stopping else f"{death(processes)}; run the same command again to continue"
     except Exception as error:
         return reason(error)
-    return None
+
+
+def death(processes: Sequence[BaseProcess]) -> str:
+    """How a process of a sweep died. The others were then ended with SIGTERM, so these are not named."""
+    codes = {process.exitcode or 0 for process in processes} - {0, -signal.SIGTERM, 128 + signal.SIGTERM}
+    ways = " and one ".join(map(_way, sorted(codes))) or "ended without a sign why"
+    return f"a process of the comparison {ways}, and the others were ended with it"
+
+
+def _way(code: int) -> str:
+    if code > 0:
+        return f"ended with exit code {code}"
+    memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{memory}"
 
 
 _stop: Event | None = None
@@ -186,7 +212,14 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def _one(config: Config, out: Path) -> None:
+def _one(config: Config, out: Path) -> str | None:
+    """Why the run failed, if it did. Not every error could be sent to the parent, which would take that for a death."""
     assert _stop
-    if not _stop.is_set():
-        one(config, folder_of(config, out), _stop.is_set)
+    whole = out / f"{config.identity}.error.txt"
+    try:
+        if not _stop.is_set():
+            whole.unlink(missing_ok=True)
+            one(config, folder_of(config, out), _stop.is_set)
+    except (Exception, SystemExit) as error:
+        return reason(error, whole)  # guard: error-of-a-run-is-told
+    return None

@@ -20,6 +20,7 @@ from protofed.api.task import ClientId, Task
 from protofed.errors import RunFailed
 from protofed.nn.networks import Networks
 from protofed.runtimes.client_store import ClientStore, Receipt
+from protofed.runtimes.determinism import advice, is_not_deterministic
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
 from protofed.tree import Tree, record
@@ -211,7 +212,10 @@ class Runtime(Protocol):
 
 
 def failure_of(client: ClientId, error: Exception) -> Failure:
-    """The failure that an exception at a client amounts to, with the place that raised it."""
+    """The failure that an exception at a client amounts to, with the place that raised it. What the device cannot do
+    for any client ends the run."""
+    if is_not_deterministic(error):  # guard: not-deterministic-ends-run
+        raise RunFailed(f"client {client}: {advice(error)}") from error
     if isinstance(error, Diverged):
         return Failure(client, Reason.DIVERGED, str(error))
     last = traceback.extract_tb(error.__traceback__)[-1]

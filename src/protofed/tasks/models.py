@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
+from protofed.nn.pooling import AdaptiveMean2d
 
 WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages of a ResNet."""
@@ -160,7 +161,7 @@ def _pooled_cnn(channels: int, num_classes: int, widths: tuple[int, ...]) -> Par
     layers: list[nn.Module] = []
     for inputs, outputs in zip((channels, *widths), widths, strict=False):
         layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    layers += [nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(widths[-1] * 4 * 4, 512), nn.ReLU()]
+    layers += [AdaptiveMean2d(4), nn.Flatten(), nn.Linear(widths[-1] * 4 * 4, 512), nn.ReLU()]
     return {"features": nn.Sequential(*layers), "classifier": nn.Linear(512, num_classes)}
 
 

@@ -100,6 +100,7 @@ class Config:
             federation,
             evaluate_every=self.evaluation.every,
             evaluate_clients_every=self.evaluation.clients,
+            global_models=self.evaluation.global_models,
             threads=self.runtime.threads,
             config=self.toml(),
             identity=self.identity,

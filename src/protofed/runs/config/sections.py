@@ -42,6 +42,9 @@ class EvaluationSettings:
     fine_tune: Annotated[int, Ge(0)] = 0
     """Epochs in which each client fine-tunes the model that it would use, on its own data, before that is tested. The
     run goes on without what was fine-tuned. 0: models are tested as they are."""
+    global_models: bool = False
+    """Whether global models are tested too that can be made of clients' own, of methods that have no public one (FedPC,
+    FedPer, FedRep): GM of the mean of the heads, of the nearest global prototype, and of the initial head."""
 
 
 @dataclass(frozen=True)
