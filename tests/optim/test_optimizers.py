@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from doubles import bits
+from protofed import tree
 from protofed.optim.optimizers import (
     PLAIN,
     Adam,
@@ -273,23 +274,52 @@ def test_a_step_modifies_none_of_its_inputs(optimizer: Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    "sgd",
-    [Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, 0.01, nesterov=True), Sgd(0.1, 0.9, 0.01, clip_norm=0.3)],
-    ids=["plain", "momentum", "nesterov", "clipped"],
+    "optimizer",
+    [
+        *(Sgd(0.1), Sgd(0.1, 0.9), Sgd(0.1, 0.9, 0.01, nesterov=True), Sgd(0.1, 0.9, 0.01, clip_norm=0.3)),
+        *(Adam(0.1), Adam(0.1, 0.8, 0.9, weight_decay=0.1), Adam(0.1, clip_norm=0.3)),
+    ],
+    ids=["plain", "momentum", "nesterov", "clipped", "Adam", "decay", "clipped Adam"],
 )
-def test_a_step_in_place_is_the_same_step_whatever_the_layout_in_memory(sgd: Sgd) -> None:
+def test_a_step_in_place_is_the_same_step_whatever_the_layout_in_memory(optimizer: Sgd | Adam) -> None:
     draws = torch.Generator().manual_seed(0)
     params = {"conv": torch.randn(4, 3, 5, 5, generator=draws), "bias": torch.randn(4, generator=draws)}
     slopes = [{name: torch.randn(leaf.shape, generator=draws) for name, leaf in params.items()} for _ in range(3)]
     own = {name: leaf.clone() for name, leaf in params.items()}
     own["conv"] = own["conv"].to(memory_format=torch.channels_last)
     places = {name: leaf.data_ptr() for name, leaf in own.items()}
-    state, own_state = sgd.init(params), sgd.init(own)
+    state: Any = optimizer.init(params)
+    own_state: Any = tree.map(torch.clone, optimizer.init(own))
     for slope in slopes:
-        params, state = sgd.step(lambda _, slope=slope: slope, params, state)
-        own, own_state = sgd.step_in_place(lambda _, slope=slope: slope, own, own_state)
+        params, state = optimizer.step(lambda _, slope=slope: slope, params, state)
+        own, own_state = optimizer.step_in_place(lambda _, slope=slope: slope, own, own_state)
     torch.testing.assert_close(own, params)
+    torch.testing.assert_close(own_state, state)
     assert {name: leaf.data_ptr() for name, leaf in own.items()} == places
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("optimizer", [Sgd(0.1, 0.9, 0.01), Adam(0.1, weight_decay=0.1), AdamW(0.1)], ids=repr)
+def test_stacked_clients_take_the_steps_of_each(optimizer: Sgd | Adam, in_place: bool) -> None:
+    """Also if they have taken different numbers of steps before."""
+    if in_place and in_place_step(optimizer) is None:
+        pytest.skip("it has no step in place")
+    draws = torch.Generator().manual_seed(0)
+    slopes = {"weight": torch.randn(2, 3, 4, generator=draws), "scale": torch.randn(2, generator=draws)}
+    clients: list[tuple[Params, Any]] = []
+    for k, steps in enumerate((1, 5)):
+        params: Params = {name: 1 + leaf[k] for name, leaf in slopes.items()}
+        state: Any = optimizer.init(params)
+        for _ in range(steps):
+            params, state = optimizer.step(lambda at: at, params, state)
+        clients.append((params, state))
+    stacked: Any = tree.map(lambda *leaves: torch.stack(leaves), *clients)
+    assert optimizer.is_elementwise
+    step = optimizer.step_in_place if in_place else optimizer.step
+    found = step(lambda _: slopes, *stacked)
+    for k, (params, state) in enumerate(clients):
+        expected = optimizer.step(lambda _, k=k: {name: leaf[k] for name, leaf in slopes.items()}, params, state)
+        torch.testing.assert_close(tree.map(lambda leaf, k=k: leaf[k], found), expected)
 
 
 @pytest.mark.parametrize(
@@ -344,7 +374,7 @@ class ScaledInPlace(Scaled):
 def test_a_step_in_place_is_not_inherited_by_those_who_take_another_step() -> None:
     kinds = [Sgd, Renamed, Scaled, ScaledInPlace, type("More", (ScaledInPlace,), {}), Adam, AdamW, RmsProp, Sam]
     has_step = {kind.__name__: in_place_step(kind()) is not None for kind in kinds}
-    assert [name for name, has in has_step.items() if has] == ["Sgd", "Renamed", "ScaledInPlace", "More"]
+    assert [name for name, has in has_step.items() if has] == ["Sgd", "Renamed", "ScaledInPlace", "More", "Adam"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, each, named
+from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, each, laid_out, named
 from protofed.tree import Params
 
 
@@ -49,11 +49,56 @@ class Adam(DecayingRate):
         steps = steps + 1
         first = each("lerp", first, grads, 1 - self.beta1)
         second = each("addcmul", each("mul", second, self.beta2), grads, grads, value=1 - self.beta2)
-        size = self.lr / (1 - self.beta1**steps)
-        spread = (1 - self.beta2**steps).sqrt()
+        size = _of_clients(self.lr / (1 - self.beta1**steps), weights)
+        spread = _of_clients((1 - self.beta2**steps).sqrt(), weights)
         scales = each("add", each("div", each("sqrt", second), spread), self.eps)
-        moves = each("mul", each("div", first, scales), -size)
-        kept = tuple(
-            move.to(leaf.dtype) for move, leaf in zip(moves, weights, strict=True)
-        )  # of a single number they are float64
+        moves = each("mul", each("div", first, scales), each("neg", size) if isinstance(size, tuple) else -size)
+        kept = tuple(move.to(leaf.dtype) for move, leaf in zip(moves, weights, strict=True))  # float64 of one number
         return each("add", weights, kept), (first, second, steps)
+
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether a step treats every number alike, so that the weights of many clients may be stacked."""
+        return not self.clip_norm
+
+    def step_in_place(
+        self, gradient: Gradient, params: Params, state: tuple[Tensors, Tensors, Tensor]
+    ) -> tuple[Params, tuple[Tensors, Tensors, Tensor]]:
+        """The same step, but weights and state are changed where they are: one kernel instead of ten."""
+        first, second, steps = state
+        weights = tuple(params.values())
+        grads = clipped(tuple(gradient(params).values()), self.clip_norm)
+        grads = tuple(laid_out(grad, leaf) for grad, leaf in zip(grads, weights, strict=True))
+        steps += 1
+        counts = steps.float()
+        taken = [counts] * len(weights)
+        if steps.dim():  # of many clients, whose numbers of steps may differ
+            weights, grads, first, second = map(_unstacked, (weights, grads, first, second))
+            taken = [*counts.unbind()] * len(params)
+        torch._fused_adam_(
+            weights,
+            grads,
+            first,
+            second,
+            [],
+            taken,
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+        return params, state
+
+
+def _of_clients(scale: Tensor, leaves: Tensors) -> Tensor | Tensors:
+    """A number for all leaves, or, of stacked clients (K,), one for each leaf that fits its shape."""
+    if not scale.dim():
+        return scale
+    return tuple(scale.view(-1, *[1] * (leaf.dim() - 1)).to(leaf.dtype) for leaf in leaves)
+
+
+def _unstacked(leaves: Tensors) -> Tensors:
+    return tuple(one for leaf in leaves for one in leaf.unbind())

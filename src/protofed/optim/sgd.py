@@ -5,10 +5,21 @@ from typing import Annotated
 
 import torch
 from annotated_types import Interval
-from torch import Tensor
 
 from protofed.errors import BadInput
-from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, descended, each, named
+from protofed.optim.base import (
+    Amount,
+    DecayingRate,
+    Gradient,
+    Rate,
+    Share,
+    Tensors,
+    clipped,
+    descended,
+    each,
+    laid_out,
+    named,
+)
 from protofed.tree import Params
 
 
@@ -53,7 +64,7 @@ class Sgd(DecayingRate):
         grads = clipped(tuple(gradient(params).values()), self.clip_norm)
         torch._fused_sgd_(
             list(params.values()),
-            [_laid_out(grad, leaf) for grad, leaf in zip(grads, params.values(), strict=True)],
+            [laid_out(grad, leaf) for grad, leaf in zip(grads, params.values(), strict=True)],
             list(state),
             weight_decay=self.weight_decay,
             momentum=self.momentum,
@@ -64,8 +75,3 @@ class Sgd(DecayingRate):
             is_first_step=False,
         )
         return params, state
-
-
-def _laid_out(grad: Tensor, leaf: Tensor) -> Tensor:
-    """The gradient in the memory layout of its weights, which a fused step takes for granted."""
-    return grad if grad.stride() == leaf.stride() else torch.empty_like(leaf).copy_(grad)
