@@ -504,6 +504,12 @@ GUARDS = (
         tests="tests/engine/test_collector.py -k duplicates",
     ),
     Guard(
+        id="loss-of-message-finite",
+        what="a message with a training loss that is not finite is refused",
+        tests="tests/engine/test_training_loss.py -k not_finite",
+        new="if False:",
+    ),
+    Guard(
         id="late-message-refused",
         what="a late message is refused",
         tests="tests/engine/test_collector.py -k after_the_deadline",
