@@ -5,7 +5,7 @@ A client's networks are named *parts* (`features`, `classifier`, ...). Their wei
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -104,6 +104,11 @@ class Networks:
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(self._modes[True])
+
+    def modules(self, part: str) -> Iterator[nn.Module]:
+        """The layers of a part as it is evaluated, in the order in which they are defined, for whoever wants to look at
+        their outputs. They have no weights of their own."""
+        return self._modes[False][part].modules()
 
     def init(self, seed: int) -> Params:
         """Fresh weights. A part's weights depend on the seed and on the parts built before it."""
