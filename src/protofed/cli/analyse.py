@@ -13,7 +13,7 @@ from protofed.errors import BadInput
 
 
 def analyse(
-    run_folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    run_folders: Annotated[list[Path] | None, typer.Argument(metavar="RUN...", help="Run folders.")] = None,
     figure: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Draw this figure; may be repeated. By default all that the runs allow."),
@@ -49,6 +49,8 @@ def analyse(
         for name, one in FIGURES.items():
             say(f"{name:<12} {one.what}")
         return
+    if not run_folders:
+        raise BadInput("name one or more run folders, such as results/*; --list lists the figures")
     if out_dir.exists() and not out_dir.is_dir():
         raise BadInput(f"the figures cannot go into the folder {out_dir}, which is a file")
     wanted = tuple(_numbers(rounds))

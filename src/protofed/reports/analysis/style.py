@@ -24,12 +24,12 @@ __all__ = ["COLOURS", "FEW", "LINES", "MANY", "MARKERS", "SMALL", "bare", "grid_
 
 
 def panels(
-    rows: int, columns: int, size: tuple[float, float] = (2.6, 2.6), **sharing: Any
+    rows: int, columns: int, size: tuple[float, float] = (2.6, 2.6), beside: float = 0.6, **sharing: Any
 ) -> "tuple[Figure, list[list[Axes]]]":
-    """A figure with axes in rows and columns, each of this size in inches."""
+    """A figure with axes in rows and columns, each of this size in inches, and so much room beside them."""
     from matplotlib.figure import Figure  # slow, and only pictures need it
 
-    figure = Figure(figsize=(size[0] * columns + 0.6, size[1] * rows + 0.5), layout="constrained")
+    figure = Figure(figsize=(size[0] * columns + beside, size[1] * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **sharing)
     return figure, [list(row) for row in axes]
 

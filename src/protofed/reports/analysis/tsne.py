@@ -151,7 +151,7 @@ def silhouette(values: Numbers, labels: Numbers) -> float | str:
 def _drawn(placed: dict[str, list[Cloud]], scores: Sequence[tuple[Any, ...]], by: str) -> "Figure":
     """Panels of one run share their axes."""
     rounds = {name: list(dict.fromkeys(c.round for c in clouds)) for name, clouds in placed.items()}
-    figure, axes = panels(len(placed), max(map(len, rounds.values())), (2.75, 2.75))
+    figure, axes = panels(len(placed), max(map(len, rounds.values())), (2.75, 2.75), beside=2.1)
     clouds = [c for own in placed.values() for c in own]
     names = _names(clouds, by)
     for row, (name, own) in zip(axes, placed.items(), strict=True):
