@@ -186,6 +186,7 @@ def _names(clouds: Sequence[Cloud], by: str) -> dict[Any, str]:
 
 def _panel(axis: "Axes", clouds: Sequence[Cloud], colours: dict[Any, str], by: str) -> None:
     domains = list(dict.fromkeys(c.domain for c in clouds if c.domain))
+    dot = min(22.0, max(6.0, 4000 / sum(len(c.label) for c in clouds)))
     for c in clouds:
         x, y = c.values.T
         if c.is_prototype:
@@ -197,7 +198,7 @@ def _panel(axis: "Axes", clouds: Sequence[Cloud], colours: dict[Any, str], by: s
         key = c.domain if by == "domain" else c.model
         shown = [colours[int(k)] for k in c.label] if by == "class" else [colours[key]]
         marker = MARKERS[domains.index(c.domain) % len(MARKERS)]
-        axis.scatter(x, y, s=7, marker=marker, c=shown, alpha=0.75, linewidths=0)
+        axis.scatter(x, y, s=dot, marker=marker, c=shown, alpha=0.75, linewidths=0)
     if by == "class":
         _name_classes(axis, [c for c in clouds if not c.is_prototype])
 
