@@ -79,7 +79,7 @@ def _places(name: str, title: str, number: int, one: Relation) -> list[tuple[Any
 def _drawn(name: str, found: Found) -> "Figure":
     """What does not change from round to round is drawn once."""
     shown = {title: _without_repeats(by_round) for title, by_round in found.items()}
-    widest = max(len(by_round) + any(r.layout is not None for r in by_round.values()) for by_round in shown.values())
+    widest = max(len(own) + 2 * any(r.layout is not None for r in own.values()) for own in shown.values())
     figure, axes = panels(len(shown), widest, (3.9, 3.5))
     for row, (title, by_round) in zip(axes, shown.items(), strict=True):
         every = np.concatenate([r.values.numpy().ravel() for r in by_round.values()])
@@ -92,7 +92,7 @@ def _drawn(name: str, found: Found) -> "Figure":
         bar.set_label(last.says, fontsize=SMALL)
         bar.ax.tick_params(labelsize=SMALL - 1)
         if last.layout is not None:
-            _scatter(next(free), last)
+            _scatter(next(free), next(free), last)
         for axis in free:
             axis.set_axis_off()
     figure.suptitle(label([name], 80)[0], fontsize=11)
@@ -120,7 +120,7 @@ def _heat_map(axis: "Axes", one: Relation, title: str, ends: tuple[float, float]
         style: dict[str, Any] = {"cmap": "PuOr", "vmin": -most, "vmax": most}
     else:
         style = {"cmap": "cividis", "vmin": low, "vmax": high}
-    image = axis.imshow(values, aspect="auto", interpolation="nearest", **style)
+    image = axis.imshow(values, aspect="equal" if is_square else "auto", interpolation="nearest", **style)
     rows, columns = [one.rows[k] for k in order], [one.columns[k] for k in order] if is_square else list(one.columns)
     _name_axes(axis, rows, columns)
     axis.set_title(label([title], 60)[0], fontsize=9)
@@ -139,10 +139,10 @@ def _order(one: Relation) -> list[int]:
 
 
 def _name_axes(axis: "Axes", rows: Sequence[str], columns: Sequence[str]) -> None:
-    if len(rows) <= NAMED:
-        axis.set_yticks(range(len(rows)), label(rows, 14), fontsize=SMALL - 1.5)
-    if len(columns) <= NAMED:
-        axis.set_xticks(range(len(columns)), label(columns, 18), fontsize=SMALL - 1.5, rotation=90)
+    are_few = len(rows) <= NAMED, len(columns) <= NAMED
+    axis.set_yticks(range(len(rows)) if are_few[0] else [], label(rows, 14) if are_few[0] else [], fontsize=SMALL - 1.5)
+    names = label(columns, 18) if are_few[1] else []
+    axis.set_xticks(range(len(columns)) if are_few[1] else [], names, fontsize=SMALL - 1.5, rotation=90)
 
 
 def _write_cells(axis: "Axes", values: NDArray[Any], image: Any) -> None:
@@ -165,7 +165,8 @@ def _part_groups(axis: "Axes", groups: Sequence[int], is_square: bool) -> None:
                 axis.axvline(k - 0.5, color="white", linewidth=1.5)
 
 
-def _scatter(axis: "Axes", one: Relation) -> None:
+def _scatter(axis: "Axes", beside: "Axes", one: Relation) -> None:
+    """Where rows lie, and beside it what the marks mean."""
     assert one.layout is not None
     groups, places = list(one.groups) or [0] * len(one.rows), one.layout.numpy()
     for k, group in enumerate(sorted(set(groups))):
@@ -176,7 +177,8 @@ def _scatter(axis: "Axes", one: Relation) -> None:
         said = ", ".join(names) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
         axis.scatter(x, y, s=34, color=colour, marker=marker, label=f"{group}: {said}")
     axis.margins(0.12)
-    legend = axis.legend(fontsize=SMALL - 1.5, loc="upper left", bbox_to_anchor=(1.02, 1.0), frameon=False)
+    beside.set_axis_off()
+    legend = beside.legend(*axis.get_legend_handles_labels(), fontsize=SMALL - 1, loc="upper left", frameon=False)
     legend.set_title("cluster")
     legend.get_title().set_fontsize(SMALL - 1)
     tidy(axis, "clients over principal components", *one.axes)
