@@ -411,3 +411,12 @@ def test_names_that_are_formulas_or_commands_are_drawn_as_text(tmp_path: Path) -
     runs = [open_run(tmp_path / name, task=task) for name in ("fomo", "proto")]
     drawn = gallery.draw(runs, ("tsne", "relations", "gradcam", "curves"), tmp_path / "out", Options(examples=12))
     assert not any(b"\x1b" in path.read_bytes() for path in drawn.paths if path.suffix == ".csv")
+
+
+def test_prototypes_of_another_space_than_the_features_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "run", FPL())
+    monkeypatch.setattr(FPL, "shown_features", lambda self, model, x: model.features(x)[:, :3])
+    with pytest.raises(CannotDraw, match="cluster prototypes of fpl have 8 numbers and its features 3"):
+        tsne([open_run(tmp_path / "run", task=TASK)], Options(examples=24))

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from protofed.cli.console import AsJson, err, out, print_json, say
 from protofed.errors import BadInput
+
+if TYPE_CHECKING:
+    from protofed.reports.analysis.base import Options
 
 
 def analyse(
@@ -42,8 +46,7 @@ def analyse(
 ) -> None:
     """Draw figures from finished runs, with the numbers behind them as CSV."""
     from protofed.reports.analysis.base import Options
-    from protofed.reports.analysis.gallery import FIGURES, draw
-    from protofed.runs.loading import open_run
+    from protofed.reports.analysis.gallery import FIGURES
 
     if list_:
         for name, one in FIGURES.items():
@@ -53,11 +56,17 @@ def analyse(
         raise BadInput("name one or more run folders, such as results/*; --list lists the figures")
     if out_dir.exists() and not out_dir.is_dir():
         raise BadInput(f"the figures cannot go into the folder {out_dir}, which is a file")
-    wanted = tuple(_numbers(rounds))
-    runs = [open_run(path) for path in run_folders]
+    clients, images = tuple(client or ()), tuple(image or ())
+    options = Options(tuple(_numbers(rounds)), clients, trained, examples, images, metric)
+    _draw(run_folders, figure or [], out_dir, options, as_json)
+
+
+def _draw(folders: list[Path], figures: list[str], out_dir: Path, options: "Options", as_json: bool) -> None:
+    from protofed.reports.analysis.gallery import draw
+    from protofed.runs.loading import open_run
+
     with _told() as tell:
-        options = Options(wanted, tuple(client or ()), trained, examples, tuple(image or ()), metric, tell)
-        drawn = draw(runs, figure or (), out_dir, options)
+        drawn = draw([open_run(path) for path in folders], figures, out_dir, replace(options, tell=tell))
     if as_json:
         print_json({"files": [str(path) for path in drawn.paths], "skipped": drawn.skipped})
         return

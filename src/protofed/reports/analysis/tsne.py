@@ -95,9 +95,17 @@ def _clouds(group: Group, options: Options) -> list[Cloud]:
         for kind, points in result.federation.method.prototype_sets(result.state.server).items():
             shown = points.label < len(classes)
             values, labels = unit(points.values[shown].cpu().numpy()), points.label[shown].cpu().numpy()
-            if len(labels) and values.shape[1] == clouds[-1].values.shape[1]:
+            if len(labels):
+                _refuse_other_space(group.label, kind, values, clouds[-1].values)
                 clouds += [Cloud(number, v.name, kind, "", labels, np.full(len(labels), -1), values) for v in seen]
     return clouds
+
+
+def _refuse_other_space(name: str, kind: str, prototypes: Numbers, features: Numbers) -> None:
+    of, have = prototypes.shape[1], features.shape[1]
+    if of != have:
+        what = f"the {kind} of {name} have {of} numbers and its features {have}"
+        raise CannotDraw(f"{what}: the method's `shown_features` must give what they are means of")
 
 
 def unit(values: Numbers) -> Numbers:
