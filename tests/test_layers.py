@@ -249,7 +249,7 @@ def test_a_run_loads_no_slow_library_that_few_runs_need() -> None:
 
 QUICK = [
     *(["--help"], ["--version"], ["methods"], ["methods", "--tag", "core", "--json"], ["tasks"], ["tasks", "--json"]),
-    *([name, "--help"] for name in ("run", "show", "compare", "demo", "methods", "tasks", "data")),
+    *([name, "--help"] for name in ("run", "show", "compare", "analyse", "demo", "methods", "tasks", "data")),
     ["data", "inspect", "--help"],
 ]
 

@@ -30,6 +30,7 @@ _MODULES = {
     "StepRate": "protofed.optim.schedules",
     "Task": "protofed.api.task",
     "Transform": "protofed.data.transforms",
+    "load": "protofed.runs.loading",
     "record": "protofed.tree",
     "run": "protofed.runs.run",
 }
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from protofed.nn.networks import Model
     from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
     from protofed.optim.schedules import ConstantRate, CosineRate, StepRate
+    from protofed.runs.loading import load
     from protofed.runs.results import Result
     from protofed.runs.run import run
     from protofed.runs.runtime_choice import RuntimeSettings
@@ -203,6 +205,7 @@ __all__ = [
     "Task",
     "Transform",
     "__version__",
+    "load",
     "record",
     "run",
 ]

@@ -534,6 +534,24 @@ GUARDS = (
         tests="tests/engine/test_collector.py -k duplicates",
     ),
     Guard(
+        id="loss-of-message-finite",
+        what="a message with a training loss that is not finite is refused",
+        tests="tests/engine/test_training_loss.py -k not_finite",
+        new="if False:",
+    ),
+    Guard(
+        id="kept-rounds-stay",
+        what="tidying leaves rounds that are to be kept",
+        tests="tests/runs/test_kept_rounds.py -k beside_the_last_two",
+        swap=("if not verify.is_kept(folder, name)", ""),
+    ),
+    Guard(
+        id="rounds-are-the-last",
+        what="rounds.jsonl is that of one of the last two checkpoints, not of an older one that is kept",
+        tests="tests/runs/test_kept_rounds.py -k not_taken_for",
+        swap=("[:KEPT]", ""),
+    ),
+    Guard(
         id="late-message-refused",
         what="a late message is refused",
         tests="tests/engine/test_collector.py -k after_the_deadline",

@@ -92,11 +92,11 @@ class Wired(Sequential):
             assert isinstance(outcome, Answer), outcome
             assert outcome.receipt is not None
             self.receipts[str(outcome.receipt)] = outcome.receipt
-            mail.append(self.posted(job, outcome.upload, outcome.receipt))
+            mail.append(self.posted(job, outcome.upload, outcome.receipt, outcome.loss))
         yield from self.delivered(mail[0].ticket, list(self.carried(mail)))
 
-    def posted(self, job: Job, upload: Tree, receipt: Receipt) -> Mail:
-        return Mail(job.client, sealed(job.ticket, upload, receipt), job.ticket, upload)
+    def posted(self, job: Job, upload: Tree, receipt: Receipt, loss: float | None = None) -> Mail:
+        return Mail(job.client, sealed(job.ticket, upload, receipt, loss), job.ticket, upload)
 
     def carried(self, mail: list[Mail]) -> Iterable[Mail]:
         """What arrives, in this order."""

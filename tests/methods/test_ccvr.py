@@ -32,6 +32,7 @@ from methods.conformance import (
 )
 from protofed import tree, wire
 from protofed.api.method import Method
+from protofed.api.requests import Fitted
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.engine.round import RoundClients
 from protofed.evaluation.evaluate import evaluate
@@ -230,7 +231,7 @@ def test_the_classifier_descends_on_draws_from_the_gaussians_of_the_global_featu
     known = pooled([("all", class_gaussians(everything, y, CLASSES))], no_gaussians(CLASSES, FEATURES))
     data = virtual_features(known, 100, central.generator)
     fitted: list[Any] = []
-    fit = dataclasses.replace(central, answer=lambda request: fitted.append(request) or params)
+    fit = dataclasses.replace(central, answer=lambda request: fitted.append(request) or Fitted(params, (), (), None))
     fit.fit(params=params, data=data, epochs=10, batch_size=64)  # the seed of the server's first fit
     classifier, seed = parts["classifier"], fitted[0].seed
     optimizer = torch.optim.SGD(classifier.parameters(), lr=0.01, momentum=0.9)

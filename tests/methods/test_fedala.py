@@ -55,7 +55,7 @@ def asked(step: Any) -> list[tuple[Fit, Params]]:
             return fits
         answer = Sequential().answer(request)
         if isinstance(request, Fit):
-            fits.append((request, answer))
+            fits.append((request, answer.params))
 
 
 def in_round(method: FedALA, rounds: int, client: str = "ann") -> tuple[ClientContext, Weights, Mixing]:

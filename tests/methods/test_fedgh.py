@@ -34,6 +34,7 @@ from methods.conformance import (
     usual,
 )
 from protofed.api.method import Method
+from protofed.api.requests import Fitted
 from protofed.api.task import ClientId, TaskSpec
 from protofed.errors import BadInput
 from protofed.methods._shared.models import HEAD
@@ -98,7 +99,8 @@ def test_the_header_takes_one_step_for_each_class_mean() -> None:
     uploads = {c: reply_of(of, state, c).upload for c in SIZES}
     data, central = pairs(uploads), of.server_context(1, "round")
     requests: list[Any] = []
-    asking = dataclasses.replace(central, answer=lambda request: requests.append(request) or central.initial_params())
+    answer = Fitted(central.initial_params(), (), (), None)
+    asking = dataclasses.replace(central, answer=lambda request: requests.append(request) or answer)
     FedGH().aggregate(state.server, iter(uploads.items()), asking)
     [request] = requests
     classifier = nn.Linear(FEATURES, CLASSES)

@@ -43,7 +43,7 @@ def phases(method: FedRep, client: str = "ann") -> tuple[Params, list[tuple[Fit,
         except StopIteration:
             return method.local_weights(message, memory), asked
         answer = Sequential().answer(request)
-        asked.append((request, answer))
+        asked.append((request, answer.params))
 
 
 def all_differ(a: Params, b: Params) -> bool:

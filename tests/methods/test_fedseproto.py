@@ -266,7 +266,7 @@ def drive(method: FedSeProto, client: str, state: State) -> tuple[list[tuple[Fit
             return fits, end.value
         answer = of.runtime.answer(request)
         if isinstance(request, Fit):
-            fits.append((request, answer))
+            fits.append((request, answer.params))
 
 
 def trained(params: Params, client: str, seed: int, epochs: int, phases: list[tuple[Loss, list[str]]]) -> Params:

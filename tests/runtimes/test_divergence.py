@@ -12,7 +12,7 @@ from torch import Tensor
 from doubles import Faulty, Watching, bits, job_of, tiny
 from protofed import BadInput, RunFailed
 from protofed.api.contexts import Reply
-from protofed.api.requests import Fit, Objective
+from protofed.api.requests import Fit, Fitted, Objective
 from protofed.engine.federation import Federation
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State
@@ -263,7 +263,7 @@ def test_a_rate_that_the_method_sets_is_halved_too(method: Any, expected: list[f
 
     def noted(request: Any) -> Any:
         rates.append(request.optimizer.lr)
-        return request.params
+        return Fitted(request.params, (), (), None)
 
     of.runtime.answer = noted
     of.runtime.reply(job, job.memory(of.runtime.store))

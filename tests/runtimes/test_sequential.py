@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from doubles import CLASSES, FEATURES, INPUTS, bits, tiny_parts
 from protofed.api.contexts import ClientContext, Reply
-from protofed.api.requests import Fit, Map, Objective, Request, Total
+from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
 from protofed.api.task import Task
 from protofed.data.batches import Batch, Data, batch_at, evaluation_plan, training_plan
 from protofed.data.transforms import Transform
@@ -49,7 +49,7 @@ def feature_size(model: Model, batch: Batch) -> Tensor:
     return batch.mean(model.features(batch.x).square().sum(-1))
 
 
-def fit(networks: Networks, data: Data, *objectives: Objective, **changes: Any) -> Any:
+def fitted(networks: Networks, data: Data, *objectives: Objective, **changes: Any) -> Fitted:
     request = Fit(
         networks=networks,
         params=changes.pop("params", networks.init(1)),
@@ -65,11 +65,22 @@ def fit(networks: Networks, data: Data, *objectives: Objective, **changes: Any) 
     return Sequential().answer(replace(request, **changes))
 
 
+def fit(networks: Networks, data: Data, *objectives: Objective, **changes: Any) -> Params:
+    """The weights after it."""
+    return fitted(networks, data, *objectives, **changes).params
+
+
 Loss = Callable[[nn.ModuleDict, Batch], Tensor]
 
 
 def plain_loop(params: Params, data: Data, *turns: tuple[Loss, tuple[str, ...]]) -> Params:
     """What everyone writes: modules, a torch optimiser for each loss and its parts, loss.backward, step."""
+    return plain_training(params, data, *turns)[0]
+
+
+def plain_training(params: Params, data: Data, *turns: tuple[Loss, tuple[str, ...]]) -> tuple[Params, list[float]]:
+    """The weights, and the sum of the losses of each batch."""
+    losses = []
     module = nn.ModuleDict(tiny_parts()).train()
     module.load_state_dict(params, strict=False)
     optimizers = [
@@ -81,9 +92,12 @@ def plain_loop(params: Params, data: Data, *turns: tuple[Loss, tuple[str, ...]])
         batch = batch_at(data, plan, step, Transform())
         for optimizer, (loss, _) in zip(optimizers, turns, strict=True):
             module.zero_grad()
-            loss(module, batch).backward()
+            value = loss(module, batch)
+            value.backward()
+            losses.append(value.item())
             optimizer.step()
-    return {name: leaf.detach() for name, leaf in module.state_dict().items() if "num_batches" not in name}
+    per_batch = [sum(losses[k : k + len(turns)]) for k in range(0, len(losses), len(turns))]
+    return {name: leaf.detach() for name, leaf in module.state_dict().items() if "num_batches" not in name}, per_batch
 
 
 def plain_cross_entropy(module: nn.ModuleDict, batch: Batch) -> Tensor:
@@ -100,6 +114,33 @@ def test_a_fit_is_a_plain_training_loop(networks: Networks, data: Data) -> None:
     expected = plain_loop(networks.init(1), data, (plain_cross_entropy, ("features", "classifier")))
     torch.testing.assert_close(found, expected, **TOLERANCE)
     assert all(not torch.equal(found[name], networks.init(1)[name]) for name in found)
+
+
+def test_the_loss_of_a_fit_is_the_mean_over_the_batches_of_a_plain_loop(networks: Networks, data: Data) -> None:
+    _, losses = plain_training(networks.init(1), data, (plain_cross_entropy, ("features", "classifier")))
+    found = fitted(networks, data, Objective(cross_entropy)).loss
+    assert len(losses) == EPOCHS * 4
+    assert found == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert found != pytest.approx(losses[-1], rel=1e-2)
+
+
+def test_the_losses_of_several_objectives_are_added(networks: Networks, data: Data) -> None:
+    turns = (plain_cross_entropy, ("features", "classifier")), (plain_feature_size, ("features",))
+    _, losses = plain_training(networks.init(1), data, *turns)
+    found = fitted(networks, data, Objective(cross_entropy), Objective(feature_size, ("features.*",))).loss
+    assert found == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+def test_the_loss_is_that_of_the_weights_not_of_other_points_that_an_optimiser_tries(
+    networks: Networks, data: Data
+) -> None:
+    """A first step of SAM and of SGD have one loss, and SAM asks for the gradient twice."""
+    once = {"epochs": 1, "batch_size": len(data)}
+    sam, sgd = (
+        fitted(networks, data, Objective(cross_entropy), optimizer=o, **once).loss
+        for o in (Sam(Sgd(lr=0.1)), Sgd(lr=0.1))
+    )
+    assert sam == sgd
 
 
 @record
@@ -123,7 +164,8 @@ def test_a_fold_sums_over_the_last_epoch_what_the_first_loss_saw(
         return cross_entropy(model, batch)
 
     objectives = Objective(noted, trains=("classifier.*",)), Objective(feature_size, ("features.*",))
-    params, folded = fit(networks, data, *objectives, fold=seen, optimizer=optimizer)
+    answer = fitted(networks, data, *objectives, fold=seen, optimizer=optimizer)
+    params, folded = answer.params, answer.folded
     calls = features[:: 2 if isinstance(optimizer, Sam) else 1]  # its second call is at other weights
     per_epoch = len(calls) // EPOCHS
     expected = torch.zeros(FEATURES)

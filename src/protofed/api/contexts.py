@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from protofed.api.evaluation import TestSets
-from protofed.api.requests import Fit, Map, Objective, Request, Total
+from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.data.transforms import Transform
@@ -31,6 +31,8 @@ class Reply(Generic[Upload, Memory]):
 
     upload: Upload
     memory: Memory
+    loss: Tensor | None = None  # ()
+    """The mean loss of its main training. The engine fills it in; methods leave it alone."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +60,29 @@ class _WithoutTerms:
 @dataclass
 class Carried:
     """The optimiser's state for all weights of a client that may train: what its main training of a round goes on from,
-    and in the end what that training left. It is the first training of the step with the configured optimiser."""
+    and in the end what that training left."""
 
     state: Tree
-    is_taken: bool = False
 
-    async def through(self, request: Fit) -> Any:
+    async def through(self, request: Fit) -> Fitted:
         """The answer to the main training, once it has been done."""
-        self.is_taken = True
         weights, trained = select(request.params, request.networks.trainable), [list(t) for t in request.trained()]
         names = [name for chosen in trained for name in chosen]
         if len(names) != len(set(names)):
             raise ValueError('training.optimizer_state = "kept": two objectives train the same weights in turns')
         states = tuple(part_of(self.state, weights, chosen) for chosen in trained)
-        answer, left = await replace(request, states=states)
-        for chosen, part in zip(trained, left, strict=True):
+        fitted = await replace(request, states=states)
+        for chosen, part in zip(trained, fitted.states, strict=True):
             self.state = with_part(self.state, weights, chosen, part)
-        return answer
+        return fitted
+
+
+@dataclass
+class MainTraining:
+    """What is noted of the main training of a step: the first one with the configured optimiser."""
+
+    is_begun: bool = False
+    loss: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,7 @@ class ClientContext:
     """Epochs in which it fine-tunes the model that it would use, before that is tested."""
     carried: Carried | None = None
     """The optimiser's state that is kept from round to round; None: every training begins afresh."""
+    main: MainTraining = field(default_factory=MainTraining)
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 
@@ -177,9 +186,14 @@ class ClientContext:
             rate_changes=self.rate_changes and optimizer is None,
             fold=fold,
         )
-        carried = self.carried
-        is_main = optimizer is None and carried is not None and not carried.is_taken
-        return await (carried.through(request) if carried is not None and is_main else request)
+        fitted = await (self._main_training(request) if optimizer is None and not self.main.is_begun else request)
+        return fitted.params if fold is None else (fitted.params, fitted.folded)
+
+    async def _main_training(self, request: Fit) -> Fitted:
+        self.main.is_begun = True
+        fitted = await (request if self.carried is None else self.carried.through(request))
+        self.main.loss = fitted.loss
+        return fitted
 
     async def total(
         self,
@@ -271,5 +285,5 @@ class ServerContext:
             batch_size=batch_size,
             seed=derive_seed(self.phase_seed, "server fit", next(self._fits)),
         )
-        fitted: Params = self.answer(request)
-        return fitted
+        fitted: Fitted = self.answer(request)
+        return fitted.params

@@ -26,6 +26,7 @@ from protofed.api.evaluation import Evaluation, Outcomes, Reading, evaluation_of
 from protofed.api.registry import Tag
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
+from protofed.api.views import Observed, Points, Relation
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model, Parts, Patterns
 from protofed.optim.optimizers import Optimizer
@@ -203,6 +204,28 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     def prediction_loss(self, model: Model, batch: Batch, message: Message, memory: Memory) -> Tensor:
         """The cross-entropy of the scores that the method predicts with: what fine-tuning before a test descends."""
         return batch.cross_entropy(self.predict(model, batch.x, message, memory))
+
+    # ---- what figures show of the method; nothing of it takes part in training
+
+    def shown_features(self, model: Model, x: Tensor) -> Tensor:
+        """The features whose distribution a figure shows, (B, D): those that prototypes are means of."""
+        return model.features(x)
+
+    def prototype_sets(self, state: State) -> Mapping[str, Points]:
+        """The prototypes that the server has, by kind, in the space of `shown_features`."""
+        return {}
+
+    def relations(self, state: State, observed: Observed) -> Mapping[str, Relation]:
+        """Who learns from whom, by title."""
+        return {}
+
+    def public_variants(self, state: State) -> Mapping[str, tuple[Params, Message]]:
+        """The public model before and after something that the server does to it, such as a calibration."""
+        return {}
+
+    def starting_weights(self, message: Message, memory: Memory) -> Params:
+        """The weights that the client's next training would start from."""
+        return self.local_weights(message, memory)
 
 
 def validate(

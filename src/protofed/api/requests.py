@@ -43,9 +43,22 @@ class Request(Generic[T_co]):
 
 
 @dataclass(frozen=True)
-class Fit(Request[Any]):
-    """Train: each batch takes one optimiser step for each objective in turn. The answer is the weights; with `fold` it
-    is the weights and the folded sums. With `states`, it is that and the states after the last step."""
+class Fitted:
+    """The answer to a `Fit`."""
+
+    params: Params
+    folded: Tree
+    """The sums of its `fold`; empty without one."""
+    states: tuple[Tree, ...]
+    """What the optimiser may go on from, for each objective; empty unless the fit began with states."""
+    loss: float | None
+    """The mean over batches of what the objectives' losses were there, each at the weights that its step began from;
+    their sum, if there are several. None if there was no batch."""
+
+
+@dataclass(frozen=True)
+class Fit(Request[Fitted]):
+    """Train: each batch takes one optimiser step for each objective in turn."""
 
     objectives: tuple[Objective, ...]
     optimizer: Optimizer

@@ -13,6 +13,7 @@ import typer
 from rich.logging import RichHandler
 
 from protofed.cli import data
+from protofed.cli.analyse import analyse
 from protofed.cli.compare import compare, demo
 from protofed.cli.console import CannotPrint, err
 from protofed.cli.methods import methods
@@ -30,7 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (run, show, compare, demo, methods, tasks):
+for command in (run, show, compare, analyse, demo, methods, tasks):
     app.command()(command)
 app.add_typer(data.app, name="data")
 

@@ -43,13 +43,17 @@ def _rounds_table(rounds: list[Round], scores: Summed) -> Table:
     table = Table(title=f"accuracy, % ({what})", title_justify="left")
     for name in ("round", *domains, "own" if at_home else "average"):
         table.add_column(escape(one_line(name)), justify="right")
+    has_losses = any(r.loss is not None for r in rounds)
+    if has_losses:
+        table.add_column("training loss", justify="right")
     step = max(1, len(rounds) // 10)
 
     def cells(by_domain: Mapping[str, Scores], mean: float) -> list[str]:
         return _percent([*(by_domain[d]["accuracy"] for d in domains), mean])
 
     for r in rounds[-1::-step][::-1]:
-        table.add_row(str(r.round), *cells(r.own_domains if at_home else r.domains, r.headline or 0.0))
+        loss = [] if r.loss is None else [f"{r.loss:.4g}"]
+        table.add_row(str(r.round), *cells(r.own_domains if at_home else r.domains, r.headline or 0.0), *loss)
     table.add_section()
     mean = scores.metrics["own" if at_home else "average"]
     table.add_row("last five", *cells(scores.own_domains if at_home else scores.domains, mean), style="bold")

@@ -10,6 +10,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Evaluation, Outcomes, Reading
 from protofed.api.method import Clients, Method, Step, Uploads, UsedModel
 from protofed.api.task import ClientId, TaskSpec
+from protofed.api.views import Observed, Points, Relation
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model, Parts, Patterns
 from protofed.tree import Params, Tree, record
@@ -119,11 +120,48 @@ class Around(Method[Any, Any, Any, Any]):
     def outcomes(self, model: Model, batch: Batch, message: Tree, memory: Any) -> Outcomes:
         return self.base.outcomes(model, batch, self.seen(message, memory), self.kept_by_base(memory))
 
+    def shown_features(self, model: Model, x: Tensor) -> Tensor:
+        return self.base.shown_features(model, x)
+
+    def prototype_sets(self, state: Tree) -> Mapping[str, Points]:
+        return self.base.prototype_sets(state)
+
+    def relations(self, state: Tree, observed: Observed) -> Mapping[str, Relation]:
+        return self.base.relations(state, _ObservedByBase(self, observed))
+
+    def public_variants(self, state: Tree) -> Mapping[str, tuple[Params, Tree]]:
+        return {} if self.public(state) is None else self.base.public_variants(state)
+
+    def starting_weights(self, message: Tree, memory: Any) -> Params:
+        return self.base.starting_weights(self.seen(message, memory), self.kept_by_base(memory))
+
     async def evaluate(self, client: ClientContext, params: Params, message: Tree, memory: Any) -> Evaluation:
         return await self.base.evaluate(client, params, self.seen(message, memory), self.kept_by_base(memory))
 
     async def evaluate_own(self, client: ClientContext, message: Tree, memory: Any) -> Reply[Evaluation, Any]:
         return await self.stepped(self.base.evaluate_own, client, message, memory)
+
+
+@dataclass(frozen=True)
+class _ObservedByBase:
+    """A federation as the base sees it."""
+
+    method: Around
+    observed: Observed
+
+    @property
+    def server(self) -> ServerContext:
+        return self.observed.server
+
+    @property
+    def ids(self) -> Sequence[ClientId]:
+        return self.observed.ids
+
+    def memory(self, client: ClientId) -> Tree:
+        return self.method.kept_by_base(self.observed.memory(client))
+
+    def class_means(self, client: ClientId, params: Params) -> Any:
+        return self.observed.class_means(client, params)
 
 
 class Keeping(Around):

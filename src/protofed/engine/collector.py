@@ -67,7 +67,7 @@ class Collector:
         """Why a message does not count at all; its client may still send a good one."""
         try:
             self._bounds.check(message)  # guard: message-within-bounds
-            ticket, _ = message.ticket, message.receipt
+            ticket, _, _ = message.ticket, message.receipt, message.loss
         except Refused as refused:
             return Failure(client, refused.reason, refused.detail)
         if ticket.run != self._ticket.run:  # guard: message-another-run-refused

@@ -113,6 +113,7 @@ class Federation:
             refused=dict(Counter(state.refused) + Counter(finished.refused)),
             repeats={**state.repeats, **finished.repeats},
             evaluations=state.evaluations,
+            loss=state.loss,
             abandoned=(*state.abandoned, *finished.abandoned),
         )
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import Any
 
 from safetensors.torch import save
@@ -66,6 +67,18 @@ class WireMessage:
             raise Refused(Reason.UNDECODABLE, "its receipt is not a short line of text")
         return Receipt(receipt)
 
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of its client's main training, if it says so."""
+        try:
+            text = wire.header(self.data)["__metadata__"].get("loss")
+            loss = None if text is None else float(text)
+        except (wire.WireError, KeyError, AttributeError, TypeError, ValueError) as error:
+            raise Refused(Reason.UNDECODABLE, f"no loss: {error}") from error
+        if loss is not None and not isfinite(loss):  # guard: loss-of-message-finite
+            raise Refused(Reason.NON_FINITE, "its training loss is not finite")
+        return loss
+
 
 def printable(text: str) -> str:
     """What a stranger wrote, fit for logs and files: no line breaks, no control codes, no half characters."""
@@ -73,10 +86,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MOST_TOLD])
 
 
-def sealed(ticket: Ticket, upload: Tree, receipt: Receipt | None = None) -> WireMessage:
-    """An upload as bytes, with what it answers and the receipt of what its client keeps."""
+def sealed(ticket: Ticket, upload: Tree, receipt: Receipt | None = None, loss: float | None = None) -> WireMessage:
+    """An upload as bytes, with what it answers, the receipt of what its client keeps and its training loss."""
     arrays = {path: leaf.detach().cpu().contiguous().clone() for path, leaf in wire.to_arrays(upload).items()}
     metadata = {"ticket": json.dumps(asdict(ticket))} | ({} if receipt is None else {"receipt": str(receipt)})
+    metadata |= {} if loss is None else {"loss": repr(loss)}
     return WireMessage(save(arrays, metadata=metadata))
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf
+from math import fsum, inf
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +70,7 @@ class RoundClients:
         self._refused: Counter[str] = Counter()
         self._repeats: dict[ClientId, int] = {}
         self._traffic: dict[ClientId, Traffic] = {}
+        self._losses: dict[ClientId, float] = {}
         self._seconds = 0.0
         self._runs = 0
         self._unread = 0
@@ -94,14 +95,15 @@ class RoundClients:
         self._runs += 1
         failed = {failure.client for failure in self._failures}
         ids = tuple(client for client in self.ids if client not in failed)
-        evaluates = self._evaluates and self._phase == "round" and step == federation.method.train
+        trains = self._phase == "round" and step == federation.method.train
+        evaluates = self._evaluates and trains
         sent = federation.uploads.spec(like)
         if evaluates:
             tests = "all"
             sent = Evaluated(sent, evaluation_spec(federation.test_sets(self.ids[0]), federation.task.num_classes))
         validator = UploadValidator(sent, federation.limits)
         ticket = Ticket(federation.name, self._state.round, self._phase, self._runs, validator.model)
-        call = _Call(ticket, ids, step, message_for, like, validator, tests, evaluates)
+        call = _Call(ticket, ids, step, message_for, like, validator, tests, trains, evaluates)
         if self._phase == "evaluate":
             return self._stream(call)
         return federation.uploads.staged(self._stream(call), call.message_for)
@@ -182,7 +184,14 @@ class RoundClients:
             refused=dict(sorted(self._refused.items())),
             repeats=self._repeats,
             evaluations=self._evaluations,
+            loss=self._mean_loss(),
         )
+
+    def _mean_loss(self) -> float | None:
+        """Over the clients that trained, weighted by their examples."""
+        sizes = {client: self._federation.task.spec.clients[client].num_examples for client in self._losses}
+        total = sum(sizes.values())
+        return fsum(sizes[client] / total * loss for client, loss in self._losses.items()) if total else None
 
     def _strikes(self) -> dict[ClientId, int]:
         """With this phase's refusals; a good upload makes up for all."""
@@ -234,6 +243,8 @@ class RoundClients:
             # guard: memory-kept-only-accepted-uploads
             if not isinstance(upload, Failure):
                 self._good.add(client)
+                if outcome.loss is not None and call.trains:
+                    self._losses[client] = outcome.loss
                 if outcome.receipt is not None:
                     self._receipts[client] = outcome.receipt  # guard: memories-committed-when-round-ends
                 if isinstance(upload, Evaluated):
@@ -274,6 +285,8 @@ class _Call:
     validator: UploadValidator[Any]
     """Of uploads as they are sent."""
     tests: TestKind
+    trains: bool
+    """Whether it is the round's training."""
     evaluates: bool
     sent: dict[ClientId, Tree] = field(default_factory=dict)
     """The messages of those that were asked and have not been heard of."""

@@ -46,5 +46,8 @@ class State:
     """Of clients that diverged in the last round: how often their learning rate was halved."""
     evaluations: Mapping[ClientId, Evaluation] = field(default_factory=dict)
     """How the models did that clients trained in the last round, if that was asked for."""
+    loss: float | None = None
+    """The training loss of the last round: the mean, over the clients that counted and weighted by their examples, of
+    the mean loss of their main training. None if nobody trained."""
     abandoned: tuple[str, ...] = ()
     """Why the last round was begun again, each time."""

@@ -26,6 +26,7 @@ Departures:
    of the base.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
@@ -84,6 +85,11 @@ class CCVR(StatefulWrapper):
     def public(self, state: Calibrated) -> tuple[Params, Any] | None:
         params, message = published(self.base, state.base)
         return {**params, **state.classifier}, message
+
+    def public_variants(self, state: Calibrated) -> Mapping[str, tuple[Params, Any]]:
+        params, message = published(self.base, state.base)
+        calibrated = {**params, **state.classifier}
+        return {"before calibration": (params, message), "after calibration": (calibrated, message)}
 
     def finish(self, state: Calibrated, clients: Clients) -> Calibrated:
         return self.with_calibration(self.base.finish(state.base, clients), clients)

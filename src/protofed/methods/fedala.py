@@ -19,6 +19,7 @@ Departures:
 5. A client that has not trained before has nothing to mix and starts from the global weights.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Annotated, Literal, Self
@@ -31,6 +32,7 @@ from protofed import tree
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import NonNegative
 from protofed.api.requests import Objective
+from protofed.api.views import Observed, Relation
 from protofed.data.batches import Batch, Data
 from protofed.methods._shared.losses import summed_cross_entropy
 from protofed.methods._shared.models import CLASSIFIER
@@ -91,6 +93,19 @@ class FedALA(GlobalModel[Mixing]):
         names = last_layers(trainable, self.mixed_layers) if self.mixed_layers else patterns
         mixed = matching(tree.select(message.params, trainable), names)
         return Mixing(message.params, tree.map(torch.ones_like, mixed), torch.tensor(0))
+
+    def relations(self, state: Weights, observed: Observed) -> Mapping[str, Relation]:
+        """How much of the global model enters what clients start from, mean over the weights of a tensor."""
+        shares = {client: observed.memory(client).shares for client in observed.ids}
+        if not shares:
+            return {}
+        names = list(next(iter(shares.values())))
+        values = torch.stack([torch.stack([own[name].mean() for name in names]) for own in shares.values()])
+        return {"how much of the global model clients take": Relation(values, list(shares), names, "share", "tensor")}
+
+    def starting_weights(self, message: Weights, memory: Mixing) -> Params:
+        """By the shares that were learnt last."""
+        return {**message.params, **mixture(message, memory, memory.shares)}
 
     def local_weights(self, message: Weights, memory: Mixing) -> Params:
         return memory.params

@@ -24,7 +24,7 @@ Departures:
    tests the model as trained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -37,6 +37,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
+from protofed.api.views import Observed, Relation
 from protofed.data.batches import Data
 from protofed.methods._shared.losses import cross_entropy, summed_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
@@ -115,6 +116,11 @@ class FedFomo(Method[Models, Nothing, UsedAndTrained, Weights]):
             client: explored(worth, k, size, chance, server.generator)
             for k, (client, worth) in enumerate(affinity.items())
         }
+
+    def relations(self, state: Models, observed: Observed) -> Mapping[str, Relation]:
+        ids = list(state.affinity)
+        worth = torch.stack(list(state.affinity.values()))
+        return {"what models were worth to clients": Relation(worth, ids, ids, "sum of normalised worths")}
 
     def init_memory(self, client: ClientContext, message: Nothing) -> UsedAndTrained:
         params = client.initial_params()

@@ -38,6 +38,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import torch
+import torch.nn.functional as F
 from annotated_types import Ge
 from torch import Tensor
 
@@ -46,6 +47,7 @@ from protofed.api.evaluation import Reading
 from protofed.api.method import Clients, Method, NonNegative, Positive, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
+from protofed.api.views import Observed, Points, Relation
 from protofed.data.batches import Batch
 from protofed.methods._shared.global_models import by_nearest, initial_head, with_heads
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
@@ -171,6 +173,26 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
         shares = similarity_shares(sent, self.rho, self.temperature)
         mixed = stacked([weighted_mean(zip(params, row, strict=True)) for row in shares.tolist()])  # Eq. (8)
         return replace(state, params=mixed, prototypes=blended_prototypes(sent, shares), sent=sent)
+
+    def prototype_sets(self, state: Clusters) -> Mapping[str, Points]:
+        return {"cluster prototypes": class_means.points(state.prototypes)}
+
+    def relations(self, state: Clusters, observed: Observed) -> Mapping[str, Relation]:
+        """How alike the prototypes are that clients were clustered by, and what clusters take from each other."""
+        start = observed.server.initial_params()
+        sent = {c: observed.class_means(c, start).mean.flatten().double() for c in observed.ids}
+        points, (ids, axes) = torch.stack(list(sent.values())), (list(sent), ("1st component", "2nd component"))
+        groups = [int(state.assignment[client]) for client in ids]
+        plane = F.pad((points - state.partition.origin) @ state.partition.axes[:2].T, (0, 2))[:, :2]
+        cosines = F.normalize(points, dim=-1) @ F.normalize(points, dim=-1).T
+        shares = similarity_shares(state.sent, self.rho, self.temperature)  # (J, J), Eq. (6)
+        names = [f"cluster {j}" for j in range(len(shares))]
+        return {
+            "similarity of clients' initial prototypes": Relation(
+                cosines, ids, ids, "cosine", groups=groups, layout=plane, axes=axes
+            ),
+            "what clusters take from clusters": Relation(shares, names, names, "ρ"),
+        }
 
     def init_memory(self, client: ClientContext, message: ClusterMessage) -> OwnWeights:
         return OwnWeights(matching(client.initial_params(), CLASSIFIER))

@@ -16,6 +16,7 @@ Departures:
 6. An example whose class has no prototype is not pulled but counts in the mean over the batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,6 +26,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, NonNegative, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
+from protofed.api.views import Points
 from protofed.data.batches import Batch
 from protofed.methods.families import OwnWeights
 from protofed.nn.networks import Model
@@ -57,6 +59,9 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
     def aggregate(self, state: Prototypes, uploads: Uploads[Prototypes], server: ServerContext) -> Prototypes:
         """Global prototypes, Eq. (6) without weights."""
         return class_means.mean_over_owners((upload for _, upload in uploads), state)
+
+    def prototype_sets(self, state: Prototypes) -> Mapping[str, Points]:
+        return {"global prototypes": class_means.points(state)}
 
     def init_memory(self, client: ClientContext, message: Prototypes) -> OwnWeights:
         return OwnWeights(client.initial_params())

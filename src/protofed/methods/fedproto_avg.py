@@ -15,13 +15,15 @@ Departures:
 5. An example whose class has no prototype is not pulled but counts in the mean over the batch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from protofed.api.method import NonNegative
+from protofed.api.views import Points
 from protofed.data.batches import Batch
-from protofed.methods.families import PrototypeSharing
+from protofed.methods.families import PrototypeSharing, WeightsAndPrototypes
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 
@@ -36,6 +38,9 @@ class FedProtoAvg(PrototypeSharing[Prototypes]):
 
     def no_prototypes(self, num_classes: int, dim: int) -> Prototypes:
         return class_means.no_prototypes(num_classes, dim)
+
+    def prototype_sets(self, state: WeightsAndPrototypes[Prototypes]) -> Mapping[str, Points]:
+        return {"global prototypes": class_means.points(state.prototypes)}
 
     def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
         """Global prototypes, Eq. (6) without weights."""

@@ -19,6 +19,7 @@ Departures:
    the authors' code.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -27,8 +28,9 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.api.method import Positive
+from protofed.api.views import Points
 from protofed.data.batches import Batch
-from protofed.methods.families import PrototypeSharing
+from protofed.methods.families import PrototypeSharing, WeightsAndPrototypes
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
 from protofed.prototypes.contrast import cluster_contrast, pull
@@ -99,6 +101,14 @@ class FPL(PrototypeSharing[Targets]):
         contrasted = clusters if self.contrast_with == "clusters" else plain[None]
         consistent = clusters.mean(0) if self.consistent_with == "unbiased" else plain  # Eq. (6)
         return contrasted.to(prototypes.dtype), consistent.to(prototypes.dtype)
+
+    def prototype_sets(self, state: WeightsAndPrototypes[Targets]) -> Mapping[str, Points]:
+        targets = state.prototypes
+        known = targets.label >= 0
+        return {
+            "cluster prototypes": Points(targets.clusters[known], targets.label[known]),
+            "unbiased prototypes": class_means.points(targets.consistent),
+        }
 
     def prototype_loss(self, z: Tensor, batch: Batch, targets: Targets) -> Tensor:
         """What the prototypes add to the objective of Eq. (12)."""

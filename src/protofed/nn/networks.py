@@ -5,7 +5,7 @@ A client's networks are named *parts* (`features`, `classifier`, ...). Their wei
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -109,6 +109,11 @@ class Networks:
         """Every layer of every part, by the name that the names of its weights begin with."""
         parts = [item for modules in self._modes.values() for item in modules.items()]
         return {layer: ".".join(filter(None, (part, path))) for part, m in parts for path, layer in m.named_modules()}
+
+    def modules(self, part: str) -> Iterator[nn.Module]:
+        """The layers of a part as it is evaluated, in the order in which they are defined, for whoever wants to look at
+        their outputs. They have no weights of their own."""
+        return self._modes[False][part].modules()
 
     def init(self, seed: int) -> Params:
         """Fresh weights. A part's weights depend on the seed and on the parts built before it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext
 from protofed.api.requests import Objective
 from protofed.api.roles import Count, Prototype
+from protofed.api.views import Points
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model
 from protofed.nn.precision import product
@@ -42,6 +43,13 @@ class ClassSums:
 def ownership(prototypes: Prototypes) -> Prototypes:
     """The same means, saying which classes there are and not how many examples of each."""
     return Prototypes(prototypes.mean, prototypes.is_known.to(prototypes.count.dtype))
+
+
+def points(prototypes: Prototypes) -> Points:
+    """The known ones of prototypes (..., C, D), with their classes."""
+    is_known = prototypes.is_known
+    label = torch.arange(is_known.shape[-1], device=is_known.device).expand_as(is_known)
+    return Points(prototypes.mean[is_known], label[is_known])
 
 
 def no_prototypes(num_classes: int, dim: int) -> Prototypes:

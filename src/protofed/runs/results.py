@@ -47,6 +47,9 @@ class Round:
     summary: Scores = field(default_factory=dict)
     clients: Mapping[ClientId, Scores] = field(default_factory=dict)
     """The personal metrics of each client that took part, if they were measured."""
+    loss: float | None = None
+    """The training loss: mean over the clients that counted, weighted by their examples, of the mean loss over the
+    steps of their main training."""
     traffic: Mapping[ClientId, Mapping[str, int]] = field(default_factory=dict)
     """The bytes that went `down` to each client and came `up`."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -66,6 +69,7 @@ class Round:
             state.round,
             participants,
             {f.client: f"{f.reason}: {f.detail}" for f in state.failures},
+            loss=state.loss,
             traffic={client: asdict(traffic) for client, traffic in state.traffic.items()},
             refused=state.refused,
             repeats=state.repeats,

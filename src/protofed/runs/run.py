@@ -60,11 +60,13 @@ def run(
     allowed_changes: Collection[str] = (),
     steal_lock: bool = False,
     on_save_error: Literal["stop", "warn"] = "stop",
+    keep: Collection[int] = (),
     observer: Observer | None = None,
 ) -> Result:
     """Runs a method on a task. Returns the metrics of every round and the final state.
 
-    With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. For the
+    With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. `keep`
+    names rounds whose states stay there, to be looked at with `load`. For the
     meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `RuntimeSettings` and
     `execute`.
     """
@@ -97,7 +99,7 @@ def run(
         training=checked(training),
         runtime=checked(RuntimeSettings(name=runtime) if isinstance(runtime, str) else runtime),  # type: ignore[arg-type]
         evaluation=checked(EvaluationSettings(evaluate_every, evaluate_clients_every, fine_tune, global_models)),
-        saving=checked(SavingSettings(on_error=on_save_error)),
+        saving=checked(SavingSettings(on_save_error, list(keep))),
         uploads=checked(uploads),
     )
     run_folder = RunFolder(Path(folder).absolute()) if folder is not None else None

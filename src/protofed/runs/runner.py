@@ -19,7 +19,7 @@ from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.results import Result, Round, parsed, split_lines
 from protofed.runs.runtime_choice import pinned_threads
 from protofed.runs.saver import Clock, Saver
-from protofed.runs.store import checkpoint
+from protofed.runs.store import checkpoint, verify
 from protofed.runs.store.checkpoint import Checkpoint, Prepared, saved_store
 from protofed.runs.store.client_state import Saved, SavedStore
 from protofed.runs.store.folder import COPY, RunFolder
@@ -69,6 +69,8 @@ class Experiment:
     """The runtime that was chosen and its numerics, as written into environment.json."""
     on_save_error: Literal["stop", "warn"] = "stop"
     """Whether a run whose state cannot be saved ends, or goes on and tries again after the next round."""
+    keep: tuple[int, ...] = ()
+    """Rounds whose states stay in the folder."""
 
 
 def execute(
@@ -145,6 +147,7 @@ class _Run:
             self.rounds, self.lines = parsed(saved.rounds, where), [f"{line}\n" for line in split_lines(saved.rounds)]
             self.folder.warn_of_other_versions()
             self.folder.write_rounds(saved.rounds)  # guard: rounds-those-checkpoint
+            self._keep_this(saved)
             return saved.state
         rehearse(self.federation)  # guard: rehearsal-before-anything-written
         if self.folder:
@@ -154,6 +157,16 @@ class _Run:
             self._add(Round.of(state, len(self.federation.ids)))
         self._save(state)
         return state
+
+    def _keep_this(self, saved: Checkpoint) -> None:
+        """A run that is resumed may be told only now to keep the round that it goes on from. Others are gone."""
+        keep, done = self.experiment.keep, saved.state.round
+        if done in keep and not saved.is_kept:
+            self._save(saved.state)
+        there = verify.rounds_there(self.folder.checkpoints) if self.folder and keep else []
+        missed = [str(k) for k in keep if k < done and k not in there]
+        if missed:
+            log.warning("saving.keep: the states of rounds %s are not here any more", ", ".join(missed))
 
     def _saved(self, resume: bool) -> Checkpoint | None:
         folder = self.folder
@@ -235,7 +248,7 @@ class _Run:
         if self.folder is None:
             return
         self._settle(self.saver.wait())
-        saved = Checkpoint(state, "".join(self.lines))
+        saved = Checkpoint(state, "".join(self.lines), state.round in self.experiment.keep)
         ready = checkpoint.prepared(saved, self.federation, self.experiment.identity)
         self._settle(self.saver.begin(partial(self._write, self.folder, ready)))
 

@@ -126,17 +126,19 @@ class Job:
         reply = await self.step(self.context, self.message, memory)
         if not isinstance(reply, Reply):
             raise TypeError(f"a step ends with a Reply, not with {type(reply).__name__}")
-        upload = self.encode(reply.upload)
+        upload, loss = self.encode(reply.upload), self.context.main.loss
+        told = None if loss is None else torch.tensor(loss, dtype=torch.float64, device="cpu")
         if not self.evaluates:
-            return replace(reply, upload=upload)
+            return replace(reply, upload=upload, loss=told)
         params = self.method.trained_weights(reply.upload, reply.memory)
         evaluation = await self.method.evaluate(self.context, params, self.message, reply.memory)
-        return Reply(Evaluated(upload, evaluation), reply.memory)
+        return Reply(Evaluated(upload, evaluation), reply.memory, told)
 
     def finished(self, reply: Reply[Any, Any], before: Tree, store: ClientStore) -> "Answer | Failure":
         """What the server is given: the upload, and a receipt of what the client keeps."""
+        loss = None if reply.loss is None else reply.loss.item()
         if self.receipt is not None and reply.memory is before:  # as after an evaluation
-            return Answer(reply.upload, self.receipt)
+            return Answer(reply.upload, self.receipt, loss)
         with unplaced():
             bad = non_finite(reply.memory)  # guard: what-remembered-finite
         if bad:
@@ -144,7 +146,7 @@ class Job:
         if self.receipt is not None:
             refuse_change(before, reply.memory, f"memory of {self.client}")
         is_same = self.receipt is not None and self._is_unchanged(before, reply.memory)
-        return Answer(reply.upload, self.receipt if is_same else store.keep(self.client, reply.memory))
+        return Answer(reply.upload, self.receipt if is_same else store.keep(self.client, reply.memory), loss)
 
     def _is_unchanged(self, before: Tree, after: Tree) -> bool:
         """Whether a step at the end of a run left its client's state as it was, if only a copy came back."""
@@ -158,6 +160,8 @@ class Answer:
     upload: Tree
     receipt: Receipt | None
     """Of what the client keeps from now on, if the round counts."""
+    loss: float | None = None
+    """The mean loss of its main training, if it trained."""
 
 
 Outcome = tuple[ClientId, "Answer | Failure"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.api.contexts import Reply
-from protofed.api.requests import Fit, Map, Objective, Request, Total
+from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
 from protofed.api.task import Task
 from protofed.data.batches import Batch, batch_at, evaluation_plan, training_plan
 from protofed.nn.networks import Model
@@ -100,13 +100,13 @@ class Sequential:
             error = None  # it holds this frame, which would hold it
 
 
-def fit(request: Fit, precision: Precision = "float32") -> Any:
+def fit(request: Fit, precision: Precision = "float32") -> Fitted:
     """Alternates one optimiser step for each objective on every batch of the seeded plan."""
     draws = torch.Generator().manual_seed(request.seed)
     plan = training_plan(request.data, request.batch_size, request.epochs, request.transform, draws)
     networks, params = request.networks, dict(request.params)
     trained = request.trained()
-    losses: list[Tensor] = []
+    losses = _Losses()
     folded = _Folded(request.fold)
     is_last_epoch = plan.is_last_epoch.tolist() if request.fold else []
     buffers = networks.buffer_copies(params)
@@ -123,10 +123,27 @@ def fit(request: Fit, precision: Precision = "float32") -> Any:
                 params |= weights
     networks.check_unchanged()
     left = () if request.states is None else tuple(states)
-    if not all(are_finite([((params, folded.sums, left), losses)])):
+    if not all(are_finite([((params, folded.sums, left), losses.all)])):
         raise explained(request, partial(fit, precision=precision))
-    answer = params if request.fold is None else (params, folded.sums)
-    return answer if request.states is None else (answer, left)
+    return Fitted(params, folded.sums, left, losses.mean(len(plan.index)))
+
+
+class _Losses:
+    """The losses of a fit."""
+
+    def __init__(self) -> None:
+        self.all: list[Tensor] = []
+        self._at_weights: list[Tensor] = []
+
+    def add(self, loss: Tensor, is_first: bool) -> None:
+        """`is_first` says whether it is the loss at the weights themselves, not at others that an optimiser tries."""
+        self.all.append(loss.detach())
+        if is_first:
+            self._at_weights.append(loss.detach().reshape(()))
+
+    def mean(self, num_batches: int) -> float | None:
+        """Over the batches, in float64 and in their order."""
+        return sum(torch.stack(self._at_weights).double().tolist()) / num_batches if num_batches else None
 
 
 class _Folded:
@@ -152,7 +169,7 @@ def _gradient(
     params: Params,
     buffers: Params,
     precision: Precision,
-    losses: list[Tensor],
+    losses: _Losses,
     folded: _Folded | None,
 ) -> Gradient:
     """The gradient as a function of the trained weights. Buffers and folded sums change at its first call only: they
@@ -167,8 +184,8 @@ def _gradient(
         loss = objective.loss(model, batch, *request.context)
         if folded is not None and is_first:
             folded.add(model, batch, request.context)
+        losses.add(loss, is_first)
         is_first = False
-        losses.append(loss.detach())
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return {name: grad.contiguous() for name, grad in zip(leaves, grads, strict=True)}
 

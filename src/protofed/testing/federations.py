@@ -250,6 +250,6 @@ class Elsewhere(Sequential):
             [(client, outcome)] = self._site.run([at_site])
             if isinstance(outcome, Answer) and outcome.receipt is not None:
                 self._receipts[str(outcome.receipt)] = outcome.receipt
-                yield client, sealed(job.ticket, outcome.upload, Receipt(str(outcome.receipt)))
+                yield client, sealed(job.ticket, outcome.upload, Receipt(str(outcome.receipt)), outcome.loss)
             else:
                 yield client, outcome

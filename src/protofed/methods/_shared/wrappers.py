@@ -1,5 +1,6 @@
 """Methods that go around another one: what it needs to have, and what is left to it."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, SettingErrors, Uploads, UsedModel
 from protofed.api.task import ClientId, TaskSpec
+from protofed.api.views import Points
 from protofed.errors import BadInput
 from protofed.nn.networks import Model, Parts
 from protofed.optim.optimizers import Optimizer
@@ -88,6 +90,15 @@ class Wrapper(Method[Any, Any, Any, Any]):
     def predict(self, model: Model, x: Tensor, message: Any, memory: Any | None) -> Tensor:
         return self.base.predict(model, x, message, memory)
 
+    def shown_features(self, model: Model, x: Tensor) -> Tensor:
+        return self.base.shown_features(model, x)
+
+    def prototype_sets(self, state: Any) -> Mapping[str, Points]:
+        return self.base.prototype_sets(state)
+
+    def starting_weights(self, message: Any, memory: Any) -> Params:
+        return self.base.starting_weights(message, memory)
+
 
 class StatefulWrapper(Wrapper):
     """A wrapper whose server knows more than the base's: its record has the base's as `base`."""
@@ -109,3 +120,6 @@ class StatefulWrapper(Wrapper):
 
     def public(self, state: Any) -> tuple[Params, Any] | None:
         return self.base.public(state.base)
+
+    def prototype_sets(self, state: Any) -> Mapping[str, Points]:
+        return self.base.prototype_sets(state.base)

@@ -23,6 +23,7 @@ Departures:
 10. Where only prototypes travel, the upload says 0 for the number of examples, which weighs nothing there.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, NonNegative, Uploads, UsedModel
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
+from protofed.api.views import Points
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import CLASSIFIER, embedded
 from protofed.methods.families import Averages, OwnWeights, PrototypeUpload, WeightsAndPrototypes
@@ -113,6 +115,9 @@ class FedSeProto(Averages, Method[Shared, Shared, OwnWeights, PrototypeUpload]):
         params = mean.value() if self.shares == "weights" else state.params
         return WeightsAndPrototypes(params, class_means.mean_over_owners(sent, state.prototypes))
 
+    def prototype_sets(self, state: Shared) -> Mapping[str, Points]:
+        return {"global prototypes": class_means.points(state.prototypes)}
+
     # ---- the client's half
 
     def init_memory(self, client: ClientContext, message: Shared) -> OwnWeights:
@@ -171,6 +176,10 @@ class FedSeProto(Averages, Method[Shared, Shared, OwnWeights, PrototypeUpload]):
         if self.alignment:
             loss = loss + self.prototype_weight * balanced_pull(semantic, batch, prototypes)
         return loss
+
+    def shown_features(self, model: Model, x: Tensor) -> Tensor:
+        """Semantic features, of which prototypes are means."""
+        return model.semantic(embedded(model, x))
 
     def predict(self, model: Model, x: Tensor, message: Shared, memory: OwnWeights | None) -> Tensor:
         """The classifier on semantic features."""

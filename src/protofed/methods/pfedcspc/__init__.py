@@ -36,6 +36,7 @@ Departures:
 17. In a network without projection the calibration trains the classifier, and Eq. (11) and (12) have no effect.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -48,6 +49,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, NonNegative, Positive, SettingErrors, Uploads, UsedModel
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
+from protofed.api.views import Observed, Points, Relation
 from protofed.data.batches import Batch
 from protofed.errors import RoundAbandoned
 from protofed.methods._shared.losses import known_cross_entropy
@@ -173,6 +175,25 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
             params = {**state.base.params, **state.head}
         return params, Published(message, state.prototypes, state.exemplars)
 
+    def public_variants(self, state: Knowledge) -> Mapping[str, tuple[Params, Guidance]]:
+        """The base's averaged model as it is, with the calibrated head, and with that and the exemplars."""
+        params, message = published(self.base, state.base)
+        plain, calibrated = Guidance(message, state.prototypes), {**state.base.params, **state.head}
+        found = {"before calibration": (params, plain), "after calibration": (calibrated, plain)}
+        with_knowledge = (calibrated, Published(message, state.prototypes, state.exemplars))
+        return found | ({"with exemplars": with_knowledge} if self.knowledge_weight else {}) if self.calibration else {}
+
+    def prototype_sets(self, state: Knowledge) -> Mapping[str, Points]:
+        return {"global prototypes": class_means.points(state.prototypes)}
+
+    def relations(self, state: Knowledge, observed: Observed) -> Mapping[str, Relation]:
+        """What the encoders of the last round count for its clients, Eq. (4)."""
+        present = [client for client in sorted(state.mixing) if state.mixing[client].any()]
+        if not present:
+            return {}
+        weights = torch.stack([state.mixing[client] for client in present])
+        return {"whose encoders clients start from": Relation(weights, present, present, "weight")}
+
     def upload_spec(self, state: Knowledge, server: ServerContext) -> SampledUpload:
         slots = sampling.empty_slots(server.num_classes, self.slots_per_class, server.feature_dim)
         return SampledUpload(self.base.upload_spec(state.base, server), slots)
@@ -250,6 +271,10 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     def init_memory(self, client: ClientContext, message: Guidance) -> Kept:
         return Kept(self.base.init_memory(client, message.base), message.base.params if self.personalised else {})
+
+    def starting_weights(self, message: Guidance, memory: Kept) -> Params:
+        mixed: Params = message.base.params
+        return mixed
 
     def local_weights(self, message: Guidance, memory: Kept) -> Params:
         return memory.params if self.personalised else message.base.params

@@ -1,6 +1,6 @@
 """Checks across settings: each value is valid, but the combination is not. They run before anything is done."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,8 @@ def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _check_schedule(training)
     if method is not None and training is not None:
         yield from _check_method(method, training)
+    if training is not None and sections.get("saving") is not None:
+        yield from _check_kept(sections["saving"].keep, training)
 
 
 def check_task(evaluation: Any, task: Task) -> Iterator[Problem]:
@@ -97,6 +99,12 @@ def _check_schedule(training: Training) -> Iterator[Problem]:
     if warmup > training.rounds:
         what = f"is {warmup}, but the run has only {training.rounds} rounds: lower it"
         yield Problem(("training", "schedule", "warmup"), what, (("training", "rounds"),))
+
+
+def _check_kept(keep: Sequence[int], training: Training) -> Iterator[Problem]:
+    if keep and max(keep) > training.rounds:
+        what = f"names round {max(keep)}, but the run has only {training.rounds} rounds: leave it out"
+        yield Problem(("saving", "keep"), what, (("training", "rounds"),))
 
 
 def _num_clients(task: TaskSettings) -> int | None:

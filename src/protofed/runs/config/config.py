@@ -106,6 +106,7 @@ class Config:
             identity=self.identity,
             runtime={"name": type(runtime).__name__.lower(), **self.runtime.numerics()},
             on_save_error=self.saving.on_error,
+            keep=tuple(self.saving.keep),
         )
 
 

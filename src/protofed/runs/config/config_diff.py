@@ -8,7 +8,7 @@ from protofed.errors import BadInput
 from protofed.runs.config.schema import field_names
 from protofed.runs.runtime_choice import RuntimeSettings
 
-HARMLESS = ("saving.on_error", *(f"runtime.{name}" for name in field_names(RuntimeSettings)))
+HARMLESS = ("saving.on_error", "saving.keep", *(f"runtime.{name}" for name in field_names(RuntimeSettings)))
 """Settings that may differ. `refuse_other_runtime` compares what of the runtime changes numbers."""
 
 

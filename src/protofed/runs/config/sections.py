@@ -7,12 +7,12 @@
 [uploads]     precision, clip
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
-[saving]      on_error
+[saving]      on_error, keep
 """
 
 from collections import ChainMap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from annotated_types import Ge
@@ -52,6 +52,9 @@ class SavingSettings:
     on_error: Literal["stop", "warn"] = "stop"
     """What happens when the state cannot be saved, as on a full disk: the run ends, or it warns and tries again after
     the next round."""
+    keep: list[Annotated[int, Ge(0)]] = field(default_factory=list)
+    """Rounds whose states stay in the run's folder, to be looked at later; 0 is the state before the first one. Others
+    go when two later ones are saved."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ checkpoint/damaged-000012/    one that is not whole; nothing reads it
 
 A checkpoint names the files that hold the memories of its clients, its own and older ones, so that a save costs as much
 as a round has clients. All that it names is checked before any tensor is read. The last two that are whole are kept, so
-that one may be damaged.
+that one may be damaged; so are those whose manifest says that they are to be kept.
 """
 
 import contextlib
@@ -49,6 +49,8 @@ class Checkpoint:
     state: State
     rounds: str
     """The lines of rounds.jsonl up to here."""
+    is_kept: bool = False
+    """Whether it stays when later ones are there."""
 
 
 def save(folder: Path, checkpoint: Checkpoint, federation: Federation, identity: str) -> Saved | None:
@@ -76,14 +78,14 @@ def prepared(checkpoint: Checkpoint, federation: Federation, identity: str) -> P
     if not isinstance(store, SavedStore):  # clients elsewhere keep their states themselves
 
         def receipts_only(digests: Mapping[str, str], shard: Shard) -> bytes:
-            return _manifest(digests, {}, state, federation, identity, dict(state.receipts))
+            return _manifest(digests, {}, checkpoint, federation, identity, dict(state.receipts))
 
         return Prepared(checkpoint, receipts_only, {}, {})
     store.refuse_damage()
     states, before = store.unsaved(state.receipts), store.shards(state.receipts)
 
     def with_shards(digests: Mapping[str, str], shard: Shard) -> bytes:
-        return _manifest(digests, {**before, **dict.fromkeys(states, shard)}, state, federation, identity, {})
+        return _manifest(digests, {**before, **dict.fromkeys(states, shard)}, checkpoint, federation, identity, {})
 
     receipts = {client: state.receipts[client] for client in states}
     return Prepared(checkpoint, with_shards, states, receipts, set(before.values()))
@@ -146,18 +148,31 @@ def load(
     return None
 
 
+def load_round(folder: Path, round: int, federation: Federation, identity: str | None) -> Checkpoint:
+    """The state after this round, to be looked at. Settings and the version of protofed may have changed since; data
+    and code of the user's own may not, unless there is no identity to compare."""
+    if f"{round:06d}" not in verify.numbered(folder):
+        there = ", ".join(map(str, verify.rounds_there(folder))) or "none"
+        advice = f"a run that is told so before it gets there keeps it: [saving] keep = [{round}]"
+        raise BadInput(f"{folder.parent} has no state of round {round}, but those of: {there}; {advice}")
+    try:
+        return _read(folder / f"{round:06d}", federation, identity, ("protofed",), has_changed=True)
+    except Damaged as damage:
+        raise RunFailed(f"checkpoint {folder / f'{round:06d}'} is damaged: {damage}") from damage
+
+
 def rounds_saved(folder: Path) -> int:
     """The number of rounds that the newest checkpoint holds, going by its name."""
     return max(map(int, verify.numbered(folder)), default=0)
 
 
 def rounds_digests(folder: Path) -> list[str]:
-    """The SHA-256 of the lines that the checkpoints hold, that of the newest first."""
-    digests = []
+    """The SHA-256 of the lines that the last checkpoints hold, that of the newest first."""
+    digests: list[str] = []
     for name in verify.numbered(folder):
         with contextlib.suppress(Damaged, KeyError, TypeError):
             digests.append(verify.manifest_of(folder, name)["files"][ROUNDS])
-    return digests
+    return digests[:KEPT]  # guard: rounds-are-the-last
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -175,7 +190,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def _manifest(
     digests: Mapping[str, str],
     shards: Mapping[ClientId, Shard],
-    state: State,
+    checkpoint: Checkpoint,
     federation: Federation,
     identity: str,
     receipts: Mapping[ClientId, str],
@@ -188,9 +203,10 @@ def _manifest(
         "format": FORMAT,
         "protofed": __version__,
         "run": identity,
-        "round": state.round,
+        "round": checkpoint.state.round,
+        "kept": checkpoint.is_kept,
         "networks": _networks(federation),
-        "strikes": dict(state.strikes),
+        "strikes": dict(checkpoint.state.strikes),
         "files": dict(digests),
         "receipts": dict(receipts),
         "memories": {s.name: {"sha256": s.sha256, "clients": own} for s, own in clients.items()},
@@ -216,11 +232,14 @@ def refuse_other_data(folder: Path, identity: str) -> None:
             return
 
 
-def _read(path: Path, federation: Federation, identity: str, allowed: Collection[str], has_changed: bool) -> Checkpoint:
+def _read(
+    path: Path, federation: Federation, identity: str | None, allowed: Collection[str], has_changed: bool
+) -> Checkpoint:
     folder, name = path.parent, path.name
     manifest = verify.manifest_of(folder, name)
     _refuse_others(path, manifest, federation, allowed)
-    then, now = (run.partition("+")[2] if has_changed else run for run in (manifest["run"], identity))
+    both = (manifest["run"], manifest["run"] if identity is None else identity)
+    then, now = (run.partition("+")[2] if has_changed else run for run in both)
     if then != now:  # guard: another-run-or-other-files
         raise RunFailed(f"{path} belongs to run {manifest['run']}, not to {identity}: its configuration or data differ")
     if manifest["round"] != int(name):  # guard: manifest-another-round
@@ -236,7 +255,7 @@ def _read(path: Path, federation: Federation, identity: str, allowed: Collection
         federation.runtime.store = store = saved_store(folder, federation)
         receipts = store.restored(shards)
     state = State(manifest["round"], server, receipts, strikes=strikes)
-    return Checkpoint(state, files[ROUNDS].decode())
+    return Checkpoint(state, files[ROUNDS].decode(), verify.is_kept(folder, name))
 
 
 def _refuse_others(path: Path, manifest: Mapping[str, Any], federation: Federation, allowed: Collection[str]) -> None:
@@ -290,11 +309,12 @@ def _tidy(folder: Path, known: Mapping[str, list[str]] | None = None) -> None:
             for name in os.listdir(own):
                 if name.startswith((".writing-", ".removing-")):
                     disk.remove(own, name)
-            for name in counted[KEPT:]:
+            older = [name for name in counted[KEPT:] if not verify.is_kept(folder, name)]  # guard: kept-rounds-stay
+            for name in older:
                 disk.discard(own, name)
                 verify.forget(folder / name)
             if counted == names:  # guard: memories-of-damaged-stay
-                _tidy_memories(folder, own, {memory for name in counted[:KEPT] for memory in whole[name]})
+                _tidy_memories(folder, own, {m for name in counted if name not in older for m in whole[name]})
     except (OSError, BadInput) as error:
         log.warning("%s: old files could not be removed: %s", folder, error)
 

@@ -148,6 +148,20 @@ def is_whole(folder: Path, name: str) -> bool:
     return True
 
 
+def rounds_there(folder: Path) -> list[int]:
+    """The rounds whose states can be loaded: those to be kept, and the last."""
+    names = [name for name in numbered(folder) if is_whole(folder, name)]
+    return sorted(int(name) for name in names if name == names[0] or is_kept(folder, name))
+
+
+def is_kept(folder: Path, name: str) -> bool:
+    """Whether a checkpoint is to stay when later ones are there; also one of which that can no longer be known."""
+    try:
+        return manifest_of(folder, name).get("kept") is True
+    except Damaged:
+        return True
+
+
 def refuse_changed(folder: Path, shards: Collection[Shard]) -> None:
     """Refuses to go on if a file that holds clients' states is no longer what was written."""
     for shard in shards:

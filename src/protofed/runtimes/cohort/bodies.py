@@ -81,8 +81,8 @@ class Body(Protocol):
 
 @dataclass(frozen=True)
 class FitBody:
-    """One optimiser step for each objective. `carry` is the parameters, the optimisers' states, a number that is 0 as
-    long as every loss is finite, and the sums of `fold`."""
+    """One optimiser step for each objective. `carry` is the parameters, the optimisers' states, the sum of the losses
+    in float64, which is finite as long as all of them are, and the sums of `fold`."""
 
     networks: Networks
     objectives: tuple[Objective, ...]
@@ -96,7 +96,7 @@ class FitBody:
     def __call__(
         self, carry: Tree, inputs: Tree, batch: Batch, slope: Slope, in_place: bool = False
     ) -> tuple[Tree, Tree]:
-        params, states, trouble, folded = carry
+        params, states, losses, folded = carry
         rate, context = inputs
         optimizer = self.optimizer
         if self.has_rate and isinstance(optimizer, HasRate):
@@ -109,10 +109,10 @@ class FitBody:
             gradient = _Gradient(self, objective, fold, params, context, batch, slope, in_place)
             weights, states[i] = step(gradient, weights, states[i])
             params = {**params, **gradient.buffers, **weights}
-            trouble = trouble + gradient.trouble
+            losses = losses + gradient.losses
             if fold is not None:
                 folded = _added(folded, gradient.folded, batch.is_last_epoch)
-        return (params, states, trouble, folded), None
+        return (params, states, losses, folded), None
 
 
 def _added(sums: Tree | None, value: Tree, is_last_epoch: Tensor) -> Tree:
@@ -145,15 +145,15 @@ class _Gradient:
         self._body, self._objective, self._fold = body, objective, fold
         self._rest, self._slope = (params, context, batch), slope
         self._is_first, self._in_place = True, in_place
-        self.trouble: Tensor | float = 0.0
-        """0 times the losses: NaN once one of them is not finite."""
+        self.losses: Tensor | float = 0.0
+        """The loss at the weights themselves, and 0 times those at other points: NaN once one of them is not finite."""
         self.buffers = _without(params, body.networks.trainable)
         self.folded: Tree = ()
 
     def __call__(self, weights: Params) -> Params:
         in_place = self._in_place and self._is_first
         grads, buffers, loss, value = self._slope(self._loss, weights, self.buffers, self._rest, in_place)
-        self.trouble = self.trouble + 0 * loss
+        self.losses = self.losses + (loss.double() if self._is_first else 0 * loss)
         if self._is_first:
             self.buffers, self.folded, self._is_first = buffers, value, False
         return grads

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from protofed.api.requests import Fit, Map, Request
+from protofed.api.requests import Fit, Fitted, Map, Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
 from protofed.nn.precision import Precision
@@ -191,7 +191,7 @@ class Cohort:
             try:
                 found = self._wave([loop for _, loop in wave])
                 requests[wave[0][0]].networks.check_unchanged()
-                done += self._checked([requests[i] for i, _ in wave], found)
+                done += self._checked([requests[i] for i, _ in wave], found, [loop.num_steps for _, loop in wave])
             except torch.OutOfMemoryError as error:
                 freed = _freed(error)
                 self._forget()
@@ -208,15 +208,15 @@ class Cohort:
                 done += [self._alone(requests[i]) for i, _ in wave]
         return done
 
-    def _checked(self, requests: Sequence[Request[Any]], answers: list[Any]) -> list[Any]:
+    def _checked(self, requests: Sequence[Request[Any]], answers: list[Any], num_steps: Sequence[int]) -> list[Any]:
         """The answers; for a fit that did not stay finite, the exception that explains it."""
         if not isinstance(requests[0], Fit):
             wants_cpu = isinstance(requests[0], Map) and requests[0].to_cpu
             return moved_together(answers, CPU) if wants_cpu else answers
-        are_good = are_finite([((params, folded, states), [trouble]) for params, folded, trouble, states in answers])
-        fitted = [params if requests[0].fold is None else (params, folded) for params, folded, *_ in answers]
-        if requests[0].states is not None:
-            fitted = [(answer, states) for answer, (*_, states) in zip(fitted, answers, strict=True)]
+        are_good = are_finite([((params, folded, states), [losses]) for params, folded, losses, states in answers])
+        losses = torch.stack([losses for _, _, losses, _ in answers]).tolist()
+        means = [total / steps for total, steps in zip(losses, num_steps, strict=True)]
+        fitted = [Fitted(a[0], a[1], a[3], mean) for a, mean in zip(answers, means, strict=True)]
         triples = zip(requests, fitted, are_good, strict=True)
         return [answer if is_good else self._explained(request) for request, answer, is_good in triples]
 

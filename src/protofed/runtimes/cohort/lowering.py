@@ -133,8 +133,8 @@ class Lowering:
         return Loop(body, carry, inputs, request.data, plan, request.transform, answer, draws)
 
     def _beginning(self, optimizer: Optimizer, trained: list[Params], device: torch.device) -> tuple[Tree, Tensor]:
-        """The optimisers' states before the first step, and the 0 that says that all losses are finite. Clients share
-        these tensors, so that one copy serves all, unless an optimiser's initial state depends on the weights."""
+        """The optimisers' states before the first step, and the 0 to which losses are added. Clients share these
+        tensors, so that one copy serves all, unless an optimiser's initial state depends on the weights."""
         key = (optimizer, spec(trained), device)
         if key not in self._fresh:
             if len(self._fresh) == MOST_FRESH:
@@ -142,7 +142,7 @@ class Lowering:
             others = [{name: 2 * leaf + 1 for name, leaf in weights.items()} for weights in trained]
             states, of_others = ([optimizer.init(weights) for weights in start] for start in (trained, others))
             is_fixed = all(map(torch.equal, tree.leaves(states), tree.leaves(of_others)))
-            self._fresh[key] = (states if is_fixed else None), torch.zeros((), device=device)
+            self._fresh[key] = (states if is_fixed else None), torch.zeros((), dtype=torch.float64, device=device)
         kept, zero = self._fresh[key]
         return ([optimizer.init(weights) for weights in trained] if kept is None else kept), zero
 
@@ -200,14 +200,14 @@ def _generators(device: torch.device) -> list[Tensor]:
 
 
 def _fitted(last: Tree, _: Tree) -> Tree:
-    """The weights, the folded sums, the number that is 0 if all losses are finite, and no states."""
-    params, _, trouble, folded = last
-    return params, folded, trouble, ()
+    """The weights, the folded sums, the sum of the losses, and no states."""
+    params, _, losses, folded = last
+    return params, folded, losses, ()
 
 
 def _fitted_with_states(last: Tree, _: Tree) -> Tree:
-    params, states, trouble, folded = last
-    return params, folded, trouble, tuple(states)
+    params, states, losses, folded = last
+    return params, folded, losses, tuple(states)
 
 
 def _step_of(request: Fit, plan: Plan, body: FitBody, start: Tree, inputs: Tree) -> Tree:

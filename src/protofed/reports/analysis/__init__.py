@@ -1,0 +1,1 @@
+"""Figures of the papers, drawn from the folders of finished runs."""
