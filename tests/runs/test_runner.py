@@ -222,10 +222,14 @@ def test_evaluation_every_few_rounds_and_always_in_the_last(experiment: Experime
     assert [r.round for r in result.rounds if r.is_evaluated] == [3, 6, 8]
 
 
-OTHERS = {"public.mean_heads", "public.nearest_prototype", "public.initial_head"}  # of methods without a public model
+OF_READINGS = {
+    "public.mean_heads",
+    "public.nearest_prototype",
+    "public.initial_head",
+}  # of methods without a public model
 AT_HOME = {"public.local_index", "own_local_index"}  # of tasks without domains
 EVERY = {metric.id for metric in METRICS if metric.group != "domain"}
-ALL = EVERY - OTHERS - AT_HOME
+ALL = EVERY - OF_READINGS - AT_HOME
 
 
 def measured_in(r: Round) -> set[str]:
@@ -260,7 +264,7 @@ def test_methods_without_a_public_model_have_no_global_metrics() -> None:
     (only,) = execute(experiment).rounds
     of_public = {name for name in ALL if name.startswith("public.")}
     assert ALL - measured_in(only) == {"auc", "new", "harmonic_mean", *of_public}
-    assert not measured_in(only) & (OTHERS | AT_HOME)
+    assert not measured_in(only) & (OF_READINGS | AT_HOME)
 
 
 def test_what_clients_see_at_home_by_domain() -> None:

@@ -89,7 +89,7 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
     cross_entropy_weight: NonNegative = 0.5
     """α in Eq. (4)."""
     pull_weight: NonNegative = 0.5
-    """γ in Eq. (4): how strongly class means are pulled to the prototypes of the cluster."""
+    """γ in Eq. (4): how strongly features are pulled to the prototypes of the cluster."""
     distance: Distance = "mean_square_examples"
     """Distance in Eq. (3), from a batch to the prototypes of its classes. `norm`: Σ over the batch's classes of
     ‖mean − prototype‖, as printed. `square`: Σ of its square. `mean_square`: Σ of its square divided by the number of

@@ -22,6 +22,8 @@ AXES = {"own": "what clients see at home", "average": "average over the domains"
 
 
 DPI = 130
+FEW_POINTS = 10
+"""Up to so many points of a line are marked: a single one would not be seen otherwise."""
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
@@ -48,21 +50,22 @@ def accuracy_over_rounds(
     domains = dict.fromkeys(domain for r in seen for domain in r.domains)
     panels = [Panel(key, is_metric=True) for key in metrics] or [*map(Panel, domains), Panel(headline, is_metric=True)]
     figure = Figure(figsize=(3.1 * len(panels) + 1.2, 3.4), layout="constrained")
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
     lines = {}
     for axis, panel in zip(axes, panels, strict=True):
         for (method, seeds), colour in zip(runs.items(), COLOURS, strict=False):
             curves = [panel.curve(rounds, headline) for rounds in seeds]
             shown = [number for number in curves[0] if all(number in curve for curve in curves)]
             values = [[curve[number] for curve in curves] for number in shown]
-            lines[method] = axis.plot(shown, [fmean(v) for v in values], color=colour, linewidth=1.8)[0]
+            dots = {"marker": "o", "markersize": 4} if len(shown) <= FEW_POINTS else {}
+            lines[method] = axis.plot(shown, [fmean(v) for v in values], color=colour, linewidth=1.8, **dots)[0]
             axis.fill_between(shown, [min(v) for v in values], [max(v) for v in values], color=colour, alpha=0.15)
         axis.set_title(plain(panel.title), fontsize=11, fontweight="bold" if panel.is_metric else "normal")
         axis.set_xlabel("round")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set_ylabel("accuracy, %")
+    axes[0].set_ylabel("%" if metrics else "accuracy, %")
     axes[0].set_ylim(0, 100)
     names = [plain(method) for method in lines]
     axes[-1].legend([*lines.values()], names, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=9)
