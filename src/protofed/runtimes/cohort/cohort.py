@@ -23,6 +23,7 @@ from protofed.errors import BadInput
 from protofed.nn.precision import Precision
 from protofed.runtimes.base import Host, Job, Outcome, failure_of
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
+from protofed.runtimes.cohort.bodies import FitBody
 from protofed.runtimes.cohort.buffers import Buffers, are_common, identity
 from protofed.runtimes.cohort.executors import EXECUTORS, ExecutorName, Stacked, Streams
 from protofed.runtimes.cohort.lowering import Loop, Lowering
@@ -41,8 +42,8 @@ MOST_CHOICES = 128
 """Choices of an executor that are kept, so that no second trial is needed."""
 TRIAL_STEPS = 8
 LONG_STEP = 5e-4
-"""Seconds. A client's step on streams that takes longer is bound by arithmetic, not by launches. Stacking does not help
-there, and a trial of it may take long."""
+"""Seconds. A step of training on streams that takes longer is bound by arithmetic, not by launches. Stacking does not
+help there, and a trial of it may take long."""
 
 Executor = Streams | Stacked
 
@@ -270,8 +271,8 @@ class Cohort:
             return "streams"
         seconds: dict[ExecutorName, float] = {}
         for name in EXECUTORS:
-            if seconds.get("streams", 0.0) > LONG_STEP:
-                continue
+            if isinstance(loops[0].body, FitBody) and seconds.get("streams", 0.0) > LONG_STEP:
+                continue  # of other work, clients may share a part, which is done once if they are stacked
             try:
                 seconds[name] = self._tried(name, loops)
             except torch.OutOfMemoryError:
