@@ -121,8 +121,8 @@ def _confusion(predicted: NDArray[np.int64], labels: NDArray[np.int64], num_clas
 def evaluation_spec(tests: TestSets, num_classes: int) -> Evaluation:
     """An evaluation with the names and shapes that one on these test sets has."""
     square = torch.zeros(len(tests.sizes), num_classes, num_classes, dtype=torch.int64)
-    one = torch.eye(num_classes)
-    names = measured("personal", PersonalJudgement(one, one, torch.ones(num_classes))) if tests.has_own else {}
+    one = np.eye(num_classes)
+    names = measured("personal", PersonalJudgement(one, one, np.ones(num_classes))) if tests.has_own else {}
     zero = torch.zeros((), dtype=torch.float64)
     return Evaluation(square, torch.zeros(len(tests.sizes), dtype=torch.float64), dict.fromkeys(names, zero))
 
