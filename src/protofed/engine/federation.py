@@ -27,6 +27,7 @@ from protofed.engine.training import Training
 from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
+from protofed.one_run import only_run
 from protofed.optim.optimizers import rate_of
 from protofed.optim.schedules import ConstantRate, scheduled
 from protofed.runtimes.base import Runtime, TestKind
@@ -134,7 +135,7 @@ class Federation:
         abandoned: list[str] = []
         for attempt in range(self.training.attempts):  # guard: round-tried-again
             try:
-                with self.runtime.open(self):
+                with only_run(), self.runtime.open(self):
                     return replace(phase(state, attempt), abandoned=tuple(abandoned))
             except RoundAbandoned as error:
                 abandoned.append(str(error))
@@ -302,7 +303,7 @@ class Federation:
         clients = RoundClients(self, state, self.trusted(state) if ids is None else tuple(ids), "evaluate")
         like = evaluation_spec(self.test_sets(clients.ids[0], tests), self.task.num_classes)
         message_for = partial(self.method.message_for, state.server)
-        with self.runtime.open(self):
+        with only_run(), self.runtime.open(self):
             return dict(clients.run(self.method.evaluate_own, message_for, like, tests))
 
     def server_context(self, round: int, phase: str) -> ServerContext:

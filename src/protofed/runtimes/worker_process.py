@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed.api.contexts import Reply
+from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import Step
 from protofed.api.requests import Map
 from protofed.api.task import ClientId
 from protofed.errors import RunFailed
-from protofed.runtimes.base import Failure, Host, Job, Reason, TestKind, failure_of
+from protofed.runtimes.base import Failure, Host, Job, Reason, TestKind, failure_of, taken
+from protofed.runtimes.isolation import SharedTensors, Watch
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.shared_memory import SharedBuffer
 from protofed.stop_signals import held_back, leave_to_parent
@@ -85,7 +86,10 @@ class Worker:
             return Failure(
                 self.client, Reason.CLIENT_ERROR, _obituary(status), is_killed=status is not None and status < 0
             )
-        return self._buffer.read(places)
+        answer = self._buffer.read(places)
+        if isinstance(answer, Failure) and answer.reason == Reason.CHANGED_SHARED:  # guard: spoiled-process-ends
+            self.end()  # guard: spoiled-process-ends
+        return answer
 
     def end(self) -> None:
         self._process.kill()
@@ -135,11 +139,24 @@ class Order:
         try:
             context = host.client_context(self.client, self.settings["round"])
             context = replace(context, **self.settings, tests=host.test_sets(self.client, self.tests))
+        except Exception as error:
+            return failure_of(self.client, error)
+        watch = Watch(_SHARED, context)
+        outcome = self._reply(host, context, watch.given(message, "its message"), watch.given(memory, "its memory"))
+        change = watch.change()  # guard: changes-refused-there
+        return Failure(self.client, Reason.CHANGED_SHARED, change) if change else outcome
+
+    def _reply(self, host: Host, context: ClientContext, message: Tree, memory: Tree) -> Reply[Any, Any] | Failure:
+        try:
             step = getattr(host.method, self.step) if isinstance(self.step, str) else self.step
             job = Job(self.client, step, context, message, None, host.method, self.tests, self.evaluates, host.encoded)
-            return Sequential().reply(job, memory)
-        except Exception as error:  # whatever goes wrong at a client concerns that client only
+            return taken(self.client, Sequential().reply(job, memory), travels=True)
+        except BaseException as error:  # whatever goes wrong at a client concerns that client only
             return failure_of(self.client, error)
+
+
+_SHARED = SharedTensors(most_bytes=0, puts_back=False)
+"""What the clients of a process share. It is in the process's own pages: the process ends when one has changed it."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from multiprocessing.connection import wait
 from typing import Annotated, Any, ClassVar
@@ -28,6 +28,7 @@ from protofed.nn.networks import Networks
 from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, Reason, failure_of
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.device import CPU
+from protofed.runtimes.isolation import SharedTensors, Watch, let_pass
 from protofed.runtimes.malloc import keep_freed_memory
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.worker_process import Question, Worker
@@ -58,6 +59,7 @@ class Workers:
         self._host: Host | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
+        self._shared = SharedTensors(most_bytes=0)
 
     def open(self, host: Host) -> AbstractContextManager[None]:
         if sys.platform != "linux":
@@ -74,6 +76,7 @@ class Workers:
         for worker in self._workers:
             worker.end()
         self._host, self._workers, self._idle = None, [], []
+        self._shared.forget()
 
     def for_server(self) -> Callable[[Request[Any]], Any]:
         return Sequential().answer
@@ -176,15 +179,27 @@ class Workers:
     def _begin_next(self, waiting: Iterator[Job], busy: dict[Any, _Begun]) -> Iterator[Outcome]:
         """Hands the next job to a process; before it, the failures of clients whose state cannot be made or read."""
         for job in waiting:
-            try:
-                memory = job.memory(self.store)
-            except Exception as error:
-                yield job.client, failure_of(job.client, error)
+            memory = self._memory(job)
+            if isinstance(memory, Failure):
+                yield job.client, memory
                 continue
             worker = self._ready()
             worker.begin(job, memory)
             busy[worker.connection] = _Begun(worker, job, memory)
             return
+
+    def _memory(self, job: Job) -> Tree | Failure:
+        """What the client remembers. The first time it is made here."""
+        watch = Watch(self._shared, job.context)
+        try:
+            if job.receipt is not None:
+                return job.memory(self.store)
+            made: Tree | Failure = replace(job, message=watch.lent(job.message, "its message")).memory(self.store)
+        except BaseException as error:
+            let_pass(error)
+            made = failure_of(job.client, error)
+        change = watch.change()  # guard: changes-of-first-memory-refused
+        return Failure(job.client, Reason.CHANGED_SHARED, change) if change else made
 
     def _fill_up(self) -> None:
         """As many processes as there should be, if some died or were ended."""
