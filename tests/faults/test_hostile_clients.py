@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from doubles import bits, job_of, tiny
+from doubles import bits, job_of, memories, tiny
 from protofed import RunFailed
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.task import ClientId, Task
@@ -86,7 +86,7 @@ def pooled() -> Task:
 
 
 def everything(state: State) -> dict[str, Any]:
-    return bits({"server": state.server, "memories": dict(sorted(state.memories.items()))})
+    return bits({"server": state.server, "memories": dict(sorted(memories(state).items()))})
 
 
 def same_without(kind: str, expects: str, **hostile: Any) -> None:
@@ -158,13 +158,19 @@ def first_changed(params: Params, leaf: Callable[[Tensor], Any]) -> dict[str, An
     return {**params, name: leaf(params[name].detach())}
 
 
+def uploaded(leaf: str) -> Deed:
+    """The first weights that are sent are something else."""
+
+    def changed(reply: Reply[Any, Any]) -> Reply[Any, Any]:
+        return replace(reply, upload=replace(reply.upload, params=first_changed(reply.upload.params, LEAVES[leaf])))
+
+    return lambda *_: changed
+
+
 @every_runtime
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_an_upload_of_no_ordinary_tensors_costs_its_client_alone(leaf: str, runtime: str) -> None:
-    def uploaded(reply: Reply[Any, Any]) -> Reply[Any, Any]:
-        return replace(reply, upload=replace(reply.upload, params=first_changed(reply.upload.params, LEAVES[leaf])))
-
-    same_without(runtime, "DTYPE_MISMATCH", deed=lambda *_: uploaded)
+    same_without(runtime, "DTYPE_MISMATCH", deed=uploaded(leaf))
 
 
 def remembered(change: Callable[[Any], Any]) -> Deed:
@@ -174,8 +180,8 @@ def remembered(change: Callable[[Any], Any]) -> Deed:
 @every_runtime
 @pytest.mark.parametrize("leaf", LEAVES)
 def test_a_memory_of_no_ordinary_tensors_costs_its_client_alone(leaf: str, runtime: str) -> None:
-    changed = remembered(lambda memory: in_first_dict(memory, lambda params: first_changed(params, LEAVES[leaf])))
-    same_without(runtime, "DTYPE_MISMATCH", deed=changed)
+    deed = remembered(lambda memory: in_first_dict(memory, lambda params: first_changed(params, LEAVES[leaf])))
+    same_without(runtime, "DTYPE_MISMATCH", deed=deed)
 
 
 def in_first_dict(value: Any, change: Callable[[Params], Any]) -> Any:

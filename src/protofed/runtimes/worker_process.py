@@ -9,6 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from multiprocessing.connection import Connection
@@ -113,16 +114,16 @@ def _serve(host: Host, buffer: SharedBuffer, connection: Connection, parents: Co
     parents.close()
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the parent has ended, or was killed
+        while True:
             order, places = connection.recv()
-        except EOFError:
-            return
-        outcome = order.done(host, *buffer.read(places))
-        try:
-            connection.send(buffer.write(outcome))
-        except Exception as error:  # a reply that cannot be sent is the client's failure
-            connection.send(failure_of(order.client, error))
+            outcome = order.done(host, *buffer.read(places))
+            try:
+                connection.send(buffer.write(outcome))
+            except ConnectionError:
+                raise
+            except Exception as error:  # a reply that cannot be sent is the client's failure
+                connection.send(failure_of(order.client, error))
 
 
 @dataclass(frozen=True)
