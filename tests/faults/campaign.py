@@ -173,17 +173,17 @@ class Disturbed:
             raise Differs(f"{method}, {runtime}: a traceback: {said(run)}")
         end = self._end(run, experiment, expected)
         shutil.rmtree(folder)
-        if end is None:
-            raise Differs(f"{method}, {runtime}: another end")
         return end
 
-    def _end(self, run: Command, experiment: Experiment, expected: str) -> str | None:
+    def _end(self, run: Command, experiment: Experiment, expected: str) -> str:
         """Whether the end is the expected one, or one in which the loss of a process is named."""
         if fingerprint(run.folder.path, experiment) == expected:
             return "equal"
-        failures = [json.loads(line)["failures"] for line in run.folder.read_rounds().splitlines()]
-        named = [why for one in failures for why in one.values()]
-        return "a killed process named" if named and all("died (signal 9)" in why for why in named) else None
+        lines = [json.loads(line) for line in run.folder.read_rounds().splitlines()]
+        named = [why for line in lines for why in (*line["failures"].values(), *line.get("abandoned", ()))]
+        if named and all("died (signal 9)" in why for why in named):
+            return "a killed process named"
+        raise Differs(f"{run.experiment.stem}: another end, with the failures {named} and {said(run)}")
 
     def _expected(self, method: str) -> tuple[str, float]:
         """One for both runtimes, which give equal bits."""

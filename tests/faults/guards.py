@@ -1168,4 +1168,44 @@ GUARDS = (
         tests="tests/runs/test_one_run.py -k 'right'",
         swap=("lock.acquire(blocking=False)", "(lock := threading.RLock()).acquire()"),
     ),
+    Guard(
+        id="threads-in-hash",
+        what="workers with more threads have a hash of their own",
+        tests="tests/runs/test_runtime_choice.py -k one_identity",
+        new='reference = "reference"',
+    ),
+    Guard(
+        id="threads-decide-auto",
+        what="auto takes no processes for more threads",
+        tests="tests/runs/test_runtime_choice.py -k one_identity",
+    ),
+    Guard(
+        id="no-children-of-daemons",
+        what="auto takes no processes where there may be none",
+        tests="tests/runs/test_pool.py -k auto",
+    ),
+    Guard(
+        id="no-processes-in-daemons",
+        what="workers say where there may be no processes",
+        tests="tests/runs/test_pool.py -k auto",
+        new="if False:",
+    ),
+    Guard(
+        id="imports-end-quietly",
+        what="Ctrl-C during an import is quiet",
+        tests="tests/cli/test_start.py -k import",
+        new="pass",
+    ),
+    Guard(
+        id="timers-have-an-end",
+        what="a grace period that no timer can hold has no end",
+        tests="tests/cli/test_start.py -k grace",
+        swap=("grace_period <= LONGEST", "True"),
+    ),
+    Guard(
+        id="waits-have-an-end",
+        what="a deadline that no clock can hold is no deadline",
+        tests="tests/runtimes/test_workers.py -k no_clock",
+        swap=(" + 0.001, 3600)", " + 0.001, inf)"),
+    ),
 )

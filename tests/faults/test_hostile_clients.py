@@ -278,6 +278,21 @@ def test_ctrl_c_and_handlers_of_signals_are_no_clients_failure(runtime: str) -> 
         signal.signal(signal.SIGUSR1, before)
 
 
+@every_runtime
+def test_what_a_callback_raises_is_no_clients_failure(runtime: str) -> None:
+    """R8. An observer of a run that fails ends the run."""
+
+    def fails(client: ClientId) -> None:
+        raise ZeroDivisionError(client)
+
+    of = replace(federation(RUNTIMES[runtime]()), on_client=fails)
+    try:
+        with pytest.raises(ZeroDivisionError, match="c00"):
+            of.advance(of.start())
+    finally:
+        of.runtime.close()
+
+
 def out_of_time(number: int, frame: Any) -> None:
     raise TimeoutError("no more time")
 

@@ -773,6 +773,13 @@ async def asleep(*_: Any) -> Any:
     time.sleep(2 * PATIENCE)
 
 
+@pytest.mark.parametrize("deadline", [1e9, 1e300])
+def test_a_deadline_that_no_clock_can_hold_is_no_deadline(deadline: float, workers: Workers) -> None:
+    state = after_all(federation(Bare(), workers, deadline=deadline))
+    assert_same(state, after_all(federation(Bare(), Sequential())))
+    assert state.failures == ()
+
+
 def test_processes_that_were_ended_for_being_late_are_missed_by_nobody(workers: Workers, tmp_path: Path) -> None:
     of = federation(Elsewhere(deed=Meeting(tmp_path)), workers)
     requests = asked(of, *parts_of(of.task))

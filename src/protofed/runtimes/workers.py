@@ -8,6 +8,7 @@ when its last user is, are why this runtime needs Linux.
 A process that dies is replaced; the client that it worked for has failed in that round.
 """
 
+import multiprocessing
 import os
 import sys
 import time
@@ -64,6 +65,11 @@ class Workers:
     def open(self, host: Host) -> AbstractContextManager[None]:
         if sys.platform != "linux":
             raise BadInput(f"the runtime workers needs Linux, and this is {sys.platform}: take sequential")
+        if multiprocessing.current_process().daemon:  # guard: no-processes-in-daemons
+            raise BadInput(
+                "the runtime workers cannot start processes here: this is a daemonic process, as those of "
+                "multiprocessing.Pool are. Take sequential or auto, or start runs with concurrent.futures"
+            )
         known = self._host
         if known is None or known.method is not host.method or known.task is not host.task:
             self.close()
@@ -224,4 +230,5 @@ class Workers:
 
 def _seconds_until(deadline: float) -> float | None:
     """A while longer than until the deadline, to be past it; at most an hour, since the system's clock has limits."""
+    # guard: waits-have-an-end
     return None if deadline == inf else min(max(0.0, deadline - time.monotonic()) + 0.001, 3600)
