@@ -58,10 +58,16 @@ def unfit(leaf: Any) -> str:
         size = leaf.untyped_storage().nbytes()
     except Exception:  # it escaped from a transformation of torch.func
         return "has no values of its own"
-    last = leaf.storage_offset() + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
-    if leaf.numel() and size < (last + 1) * leaf.element_size():  # guard: values-in-storage
+    if size < (leaf.storage_offset() + _extent(leaf)) * leaf.element_size():  # guard: values-in-storage
         return "has lost the memory of its values"
     return ""
+
+
+def _extent(leaf: Tensor) -> int:
+    """From a tensor's first value in memory to behind its last."""
+    if leaf.is_contiguous():  # most are, and every upload passes here
+        return leaf.numel()
+    return 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
 
 
 def taken(value: tree.Tree) -> tree.Tree:

@@ -309,8 +309,6 @@ CHANGES: dict[str, Deed] = {
     "its message, through a view": lambda client, message, memory: weights_of(message)[1:].view(-1).mul_(5),
     "its message, detached": lambda client, message, memory: weights_of(message).detach().t().add_(1),
     "its message, several at once": lambda client, message, memory: torch._foreach_add_([weights_of(message)], 1.0),
-    "its message's memory": lambda client, message, memory: weights_of(message).untyped_storage().resize_(0),
-    "its message, other data": lambda client, message, memory: setattr(weights_of(message), "data", torch.zeros(8, 12)),
     "its memory": lambda client, message, memory: weights_of(memory).zero_(),
     "examples of all": lambda client, message, memory: client.data.x.zero_(),
     "labels of all": lambda client, message, memory: client.data.y.zero_(),
@@ -330,6 +328,19 @@ CHANGES: dict[str, Deed] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_client_that_changes_what_others_share_is_left_out(change: str, runtime: str) -> None:
     same_without(runtime, "CHANGED_SHARED", deed=CHANGES[change])
+
+
+@pytest.mark.parametrize("deed", ["resized", "other data"])
+def test_a_cohort_puts_back_what_has_lost_its_memory(deed: str) -> None:
+    """V11. Its clients work on one copy of what was sent to all."""
+
+    def changed(client: ClientContext, message: Any, memory: Any) -> None:
+        if deed == "resized":
+            weights_of(message).untyped_storage().resize_(0)
+        else:
+            weights_of(message).data = torch.zeros(8, 12)
+
+    same_without("cohort", "CHANGED_SHARED", deed=changed)
 
 
 @pytest.mark.parametrize("runtime", ["sequential", "workers", "one worker"])

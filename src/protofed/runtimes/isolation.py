@@ -17,8 +17,10 @@ from torch import Tensor
 from protofed import tree
 from protofed.api.contexts import ClientContext
 from protofed.errors import RunFailed
+from protofed.nn.networks import Networks
 from protofed.tree import Tree
 
+SETS = ("its examples", "the public examples", "the test sets", "its test set")
 MOST_KEPT_BYTES = 256 * 2**20
 """Of examples, so that they can be put back. What is beyond ends the run when a client changes it."""
 
@@ -42,15 +44,35 @@ class SharedTensors:
     def __init__(self, most_bytes: int = MOST_KEPT_BYTES, puts_back: bool = True) -> None:
         self._most = self._room = most_bytes
         self._known: dict[int, _Shared] = {}
+        self._networks: dict[int, tuple[Networks, list[tuple[str, _Shared]]]] = {}
         self.puts_back = puts_back
         """False in a process that ends when a client has changed something in it."""
 
     def note(self, context: ClientContext) -> list[tuple[str, _Shared]]:
         """Those that a step with this context sees, each with a name."""
-        return [(name, self._known.get(id(leaf)) or self._new(leaf)) for name, leaf in _seen(context)]
+        tests, found = context.tests, list(self._of_networks(context.networks))
+        sets = (context.data, context.public, tests.pooled, tests.own)
+        for name, data in zip(SETS, sets, strict=True):
+            if data is not None:
+                found += [(name, self._of(data.x)), (name, self._of(data.y))]
+        return found
+
+    def _of_networks(self, networks: Networks) -> list[tuple[str, _Shared]]:
+        """Those that all clients with these networks see."""
+        if id(networks) not in self._networks:
+            tensors = {**networks.initial_buffers, **networks.constants}
+            shared = [(f"the networks' {name}", self._of(leaf)) for name, leaf in tensors.items()]
+            self._networks[id(networks)] = networks, shared  # it keeps them alive: others may reuse their id()
+        return self._networks[id(networks)][1]
+
+    def _of(self, leaf: Tensor) -> _Shared:
+        """What is known of a tensor, or of what it is a view of: all views of a tensor count their changes together."""
+        leaf = leaf if leaf._base is None else leaf._base
+        return self._known.get(id(leaf)) or self._new(leaf)
 
     def forget(self) -> None:
         self._known.clear()
+        self._networks.clear()
         self._room = self._most
 
     def _new(self, leaf: Tensor) -> _Shared:
@@ -61,27 +83,15 @@ class SharedTensors:
         return shared
 
 
-def _seen(context: ClientContext) -> Iterator[tuple[str, Tensor]]:
-    sets = {
-        "its examples": context.data,
-        "the public examples": context.public,
-        "the test sets": context.tests.pooled,
-        "its test set": context.tests.own,
-    }
-    for name, data in sets.items():
-        if data is not None:
-            yield from ((name, _whole(data.x)), (name, _whole(data.y)))
-    for tensors in (context.networks.initial_buffers, context.networks.constants):
-        yield from ((f"the networks' {name}", leaf) for name, leaf in tensors.items())
+def _copy(leaf: Any) -> Any:
+    """A copy, whose version is 0 until it is changed."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.detach().clone() if leaf.requires_grad else leaf.clone()
 
 
 Copies = dict[Hashable, _Shared]
 """What was lent, by the memory that it is a copy of."""
-
-
-def _whole(leaf: Tensor) -> Tensor:
-    """What a tensor is a view of: all views of it count their changes together."""
-    return leaf if leaf._base is None else leaf._base
 
 
 def _memory(leaf: Tensor) -> Hashable:
@@ -101,30 +111,32 @@ class Watch:
         self._client = context.id
         self._puts_back = shared.puts_back
         self._shared = shared.note(context)
+        self._own: list[tuple[str, list[Any]]] = []
         self._lent: list[tuple[str, _Shared]] = []
         self._settings = _settings()
 
-    def lent(self, value: Tree, name: str, copies: Copies | None = None) -> Tree:
-        """The tree with copies of its tensors. Trees that are lent with the same `copies` share them."""
+    def lent(self, value: Tree, name: str) -> Tree:
+        """The tree with copies of its tensors, for this step alone."""
+        return self.given(tree.map(_copy, value), name)
+
+    def given(self, value: Tree, name: str) -> Tree:
+        """The tree as it is: it consists of copies already, for this step alone."""
+        self._own.append((name, tree.leaves(value)))
+        return value
+
+    def lent_to_many(self, value: Tree, name: str, copies: Copies) -> Tree:
+        """The tree with copies of its tensors, which trees that are lent with the same `copies` share."""
 
         def copy(leaf: Any) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
-            shared = None if copies is None else copies.get(_memory(leaf))
-            if shared is None:
-                own = leaf.detach().clone()
-                shared = _Shared(own, _stamp(own), leaf)  # it keeps the original alive, whose memory is the key
-                if copies is not None:
-                    copies[_memory(leaf)] = shared
-            self._lent.append((name, shared))
-            return shared.tensor
+            if _memory(leaf) not in copies:
+                own = _copy(leaf)
+                copies[_memory(leaf)] = _Shared(own, _stamp(own), leaf)  # it keeps the original alive, and its memory
+            self._lent.append((name, copies[_memory(leaf)]))
+            return copies[_memory(leaf)].tensor
 
         return tree.map(copy, value)
-
-    def given(self, value: Tree, name: str) -> Tree:
-        """The tree as it is: it is a copy already."""
-        self._lent += [(name, _Shared(leaf, _stamp(leaf), None)) for leaf in tree.leaves(value)]
-        return value
 
     def change(self) -> str:
         """What the step changed, which has been put back; empty if nothing. To be asked before another client goes
@@ -133,24 +145,26 @@ class Watch:
         return next(filter(None, changed), "")
 
     def _changed_settings(self) -> str:
-        now = _settings()
-        if now == self._settings:  # guard: torch-settings-put-back
+        if _settings() == self._settings:  # guard: torch-settings-put-back
             return ""
-        dtype, has_gradients, threads, is_deterministic, device = self._settings
+        dtype, has_gradients, threads, is_deterministic, modes = self._settings
         torch.set_default_dtype(dtype)
         torch.set_grad_enabled(has_gradients)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(is_deterministic)
-        if now[-1] != device:
-            torch.set_default_device(None if device.type == "cpu" else device)
+        if torch._C._len_torch_function_stack() != modes:
+            torch.set_default_device(None)
         return "it changed a setting of torch"
 
     def _changed_copies(self) -> Iterator[str]:
+        for name, leaves in self._own:
+            if any(leaf._version for leaf in leaves if isinstance(leaf, Tensor)):  # guard: copies-watched
+                yield f"it changed {name} in place"
         for name, shared in self._lent:
-            if shared.has_changed:  # guard: copies-watched
-                if shared.backup is not None:  # others may work on the same copy
-                    shared.tensor.data = shared.backup.detach().clone()  # guard: copies-put-back
-                    shared.stamp = _stamp(shared.tensor)
+            if shared.has_changed:
+                assert shared.backup is not None
+                shared.tensor.data = _copy(shared.backup)  # guard: copies-put-back
+                shared.stamp = _stamp(shared.tensor)
                 yield f"it changed {name} in place"
 
     def _changed_tensors(self) -> Iterator[str]:
@@ -179,7 +193,7 @@ def _settings() -> tuple[Any, ...]:
         torch.is_grad_enabled(),
         torch.get_num_threads(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_default_device(),
+        torch._C._len_torch_function_stack(),  # a default device is a mode
     )
 
 

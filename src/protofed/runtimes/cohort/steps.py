@@ -24,14 +24,14 @@ class Step:
     @classmethod
     def begun(cls, job: Job, store: ClientStore, shared: SharedTensors, copies: Copies) -> Self | Failure:
         """A client's step before its first request. Clients that are sent the same tensors share the copies."""
+        watch = Watch(shared, job.context)
         with unplaced():
-            watch = Watch(shared, job.context)
-            job = replace(job, message=watch.lent(job.message, "its message", copies))
+            job = replace(job, message=watch.lent_to_many(job.message, "its message", copies))
         try:
             memory = job.memory(store)
             if job.receipt is not None:
                 with unplaced():
-                    memory = watch.lent(memory, "its memory", copies)
+                    memory = watch.lent_to_many(memory, "its memory", copies)
         except BaseException as error:  # whatever goes wrong at a client concerns that client only
             let_pass(error)
             memory = failure_of(job.client, error)
