@@ -98,6 +98,7 @@ class Caretaker:
         """To be called in a process that leads a group of its own, before it does anything."""
         os.write(self.pipe, f"{os.getpid()}\n".encode())
         os.close(self.pipe)  # or the campaign's end would not be seen
+        logging.disable(logging.NOTSET)  # a run may say what it likes
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from clocks import processor_time_of
 from faults.kills import Ended, awaited, forked
-from protofed.cli import app
+from protofed.cli import start
 from protofed.runs.store.folder import RunFolder
 
 EXPERIMENT = """
@@ -77,7 +77,7 @@ class Command:
             words = ["run", self.experiment, "--folder", self.folder.path, "--resume", *self.options]
             sys.argv = ["protofed", *map(str, words)]
             os.write(told, b"x")
-            app.main()
+            start.main()
 
         child = forked(work)
         os.close(told)

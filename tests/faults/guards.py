@@ -1208,4 +1208,16 @@ GUARDS = (
         tests="tests/runtimes/test_workers.py -k no_clock",
         swap=(" + 0.001, 3600)", " + 0.001, inf)"),
     ),
+    Guard(
+        id="evaluations-repeated",
+        what="a model is judged again if the process was killed",
+        tests="tests/evaluation/test_killed.py",
+        new="wanted = ()",
+    ),
+    Guard(
+        id="lock-not-inherited",
+        what="a lock does not outlive its process",
+        tests="tests/faults/test_kills.py -k dies_with_its_process",
+        new="_HELD.pop()",
+    ),
 )

@@ -168,6 +168,31 @@ def test_a_hundred_times_a_second_process_is_refused_and_the_lock_dies_with_the_
     print(f"{refused} of 100 refused, {free} of 100 free after kill -9")
 
 
+def test_the_lock_dies_with_its_process_and_not_with_those_that_it_has_begun(tmp_path: Path) -> None:
+    """R7. A worker of a run that was killed may live a while longer, above all if it was stopped."""
+    folder, (ready, told) = RunFolder(tmp_path), os.pipe()
+
+    def hold() -> None:
+        with folder.locked():
+            own = forked(signal.pause)
+            os.write(told, str(own).encode())
+            signal.pause()
+
+    parent = forked(hold)
+    own = int(os.read(ready, 20))
+    try:
+        with pytest.raises(BadInput, match=f"pid {parent}"), folder.locked():
+            pass
+        os.kill(parent, signal.SIGKILL)
+        assert ended(parent) == -signal.SIGKILL
+        with folder.locked():
+            os.kill(own, 0)  # it lives
+    finally:
+        os.kill(own, signal.SIGKILL)
+        os.close(ready)
+        os.close(told)
+
+
 def test_a_run_in_use_is_refused_before_anything_is_touched(experiment: Experiment, tmp_path: Path) -> None:
     """R7."""
     folder = RunFolder(tmp_path)

@@ -299,12 +299,25 @@ class Federation:
         self, state: State, ids: Sequence[ClientId] | None = None, tests: TestKind = "domains"
     ) -> dict[ClientId, Evaluation]:
         """How the model does that each client would use now; of all clients that are not in quarantine, unless some are
-        named. A client whose evaluation fails is left out, with a warning."""
-        clients = RoundClients(self, state, self.trusted(state) if ids is None else tuple(ids), "evaluate")
-        like = evaluation_spec(self.test_sets(clients.ids[0], tests), self.task.num_classes)
+        named. A client whose evaluation fails is left out, with a warning; one whose process was killed is asked again:
+        nothing else would name it, and its state has not changed."""
+        order = self.trusted(state) if ids is None else tuple(ids)
+        like = evaluation_spec(self.test_sets(order[0], tests), self.task.num_classes)
         message_for = partial(self.method.message_for, state.server)
-        with only_run(), self.runtime.open(self):
-            return dict(clients.run(self.method.evaluate_own, message_for, like, tests))
+        found: dict[ClientId, Evaluation] = {}
+        wanted = order
+        for attempt in range(self.training.attempts):
+            clients = RoundClients(self, state, wanted, "evaluate")
+            with only_run(), self.runtime.open(self):
+                try:
+                    found |= clients.run(self.method.evaluate_own, message_for, like, tests)
+                except RoundAbandoned:
+                    if attempt + 1 == self.training.attempts or not any(f.is_killed for f in clients.failures):
+                        raise
+            wanted = tuple(f.client for f in clients.failures if f.is_killed)  # guard: evaluations-repeated
+            if not wanted:
+                break
+        return {client: found[client] for client in order if client in found}
 
     def server_context(self, round: int, phase: str) -> ServerContext:
         t = self.training

@@ -22,6 +22,7 @@ from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.metrics import formulas
 from protofed.metrics.registry import DomainJudgement, PublicJudgement, RoundJudgement, measured
+from protofed.one_run import only_run
 from protofed.runtimes.base import TestKind
 from protofed.seeds import derive_seed
 
@@ -77,7 +78,7 @@ def public_outcomes(federation: Federation, state: State) -> dict[str, Outcomes]
     params, message = public
     networks, tests = federation.networks_of(federation.ids[0]), federation.task.tests
     rest = (federation.task.transform, derive_seed(federation.training.seed, "evaluate"), federation.method.outcomes)
-    with federation.runtime.open(federation):
+    with only_run(), federation.runtime.open(federation):
         requests = [Map(networks, params, (message, None), data, *rest, to_cpu=True) for data in tests.values()]
         return dict(zip(tests, federation.runtime.answers(requests), strict=True))
 

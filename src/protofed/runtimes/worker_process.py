@@ -181,7 +181,7 @@ class Question:
 
 
 def _end_with_parent() -> None:
-    """A process that works for nobody would still hold the cores, and the lock of the run's folder."""
+    """A process that works for nobody would still hold the cores."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
