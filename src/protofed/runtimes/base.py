@@ -121,9 +121,10 @@ class Job:
         if self.receipt is not None:
             return store.load(self.client, self.receipt)
         memory = self.method.init_memory(self.context, self.message)
-        for path, leaf in tree.named_leaves(memory).items():
-            if why := wire.unfit(leaf):  # guard: first-memory-of-tensors
-                raise TypeError(f"the first memory of {self.client}: {path} {why}")
+        with unplaced():
+            for path, leaf in tree.named_leaves(memory).items():
+                if why := wire.unfit(leaf):  # guard: first-memory-of-tensors
+                    raise TypeError(f"the first memory of {self.client}: {path} {why}")
         return memory
 
     async def start(self, memory: Tree) -> Reply[Any, Any]:
@@ -237,7 +238,8 @@ def taken(client: ClientId, reply: Reply[Any, Any], travels: bool = False) -> "R
     try:
         if travels:
             return replace(reply, upload=wire.marked(reply.upload), memory=wire.marked(reply.memory))
-        return replace(reply, upload=wire.taken(reply.upload))  # guard: uploads-copied
+        with unplaced():
+            return replace(reply, upload=wire.taken(reply.upload))  # guard: uploads-copied
     except RecursionError:
         return Failure(client, Reason.UNDECODABLE, "it is nested too deeply")
 

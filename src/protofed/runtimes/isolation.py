@@ -18,6 +18,7 @@ from protofed import tree
 from protofed.api.contexts import ClientContext
 from protofed.errors import RunFailed
 from protofed.nn.networks import Networks
+from protofed.runtimes.device import unplaced
 from protofed.tree import Tree
 
 SETS = ("its examples", "the public examples", "the test sets", "its test set")
@@ -110,14 +111,16 @@ class Watch:
     def __init__(self, shared: SharedTensors, context: ClientContext) -> None:
         self._client = context.id
         self._puts_back = shared.puts_back
-        self._shared = shared.note(context)
+        self._settings = _settings()
+        with unplaced():
+            self._shared = shared.note(context)
         self._own: list[tuple[str, list[Any]]] = []
         self._lent: list[tuple[str, _Shared]] = []
-        self._settings = _settings()
 
     def lent(self, value: Tree, name: str) -> Tree:
         """The tree with copies of its tensors, for this step alone."""
-        return self.given(tree.map(_copy, value), name)
+        with unplaced():
+            return self.given(tree.map(_copy, value), name)
 
     def given(self, value: Tree, name: str) -> Tree:
         """The tree as it is: it consists of copies already, for this step alone."""
@@ -136,13 +139,15 @@ class Watch:
             self._lent.append((name, copies[_memory(leaf)]))
             return copies[_memory(leaf)].tensor
 
-        return tree.map(copy, value)
+        with unplaced():
+            return tree.map(copy, value)
 
     def change(self) -> str:
         """What the step changed, which has been put back; empty if nothing. To be asked before another client goes
         on."""
-        changed = [self._changed_settings(), *self._changed_copies(), *self._changed_tensors()]
-        return next(filter(None, changed), "")
+        changed = self._changed_settings()
+        with unplaced():
+            return next(filter(None, [changed, *self._changed_copies(), *self._changed_tensors()]), "")
 
     def _changed_settings(self) -> str:
         if _settings() == self._settings:  # guard: torch-settings-put-back
@@ -161,7 +166,7 @@ class Watch:
             if any(leaf._version for leaf in leaves if isinstance(leaf, Tensor)):  # guard: copies-watched
                 yield f"it changed {name} in place"
         for name, shared in self._lent:
-            if shared.has_changed:
+            if shared.has_changed:  # guard: lent-copies-watched
                 assert shared.backup is not None
                 shared.tensor.data = _copy(shared.backup)  # guard: copies-put-back
                 shared.stamp = _stamp(shared.tensor)

@@ -9,7 +9,6 @@ from protofed.api.contexts import Reply
 from protofed.api.requests import Request
 from protofed.runtimes.base import Answer, Failure, Job, Reason, failure_of
 from protofed.runtimes.client_store import ClientStore
-from protofed.runtimes.device import unplaced
 from protofed.runtimes.isolation import Copies, SharedTensors, Watch, let_pass
 from protofed.tree import Tree
 
@@ -25,13 +24,11 @@ class Step:
     def begun(cls, job: Job, store: ClientStore, shared: SharedTensors, copies: Copies) -> Self | Failure:
         """A client's step before its first request. Clients that are sent the same tensors share the copies."""
         watch = Watch(shared, job.context)
-        with unplaced():
-            job = replace(job, message=watch.lent_to_many(job.message, "its message", copies))
+        job = replace(job, message=watch.lent_to_many(job.message, "its message", copies))
         try:
             memory = job.memory(store)
             if job.receipt is not None:
-                with unplaced():
-                    memory = watch.lent_to_many(memory, "its memory", copies)
+                memory = watch.lent_to_many(memory, "its memory", copies)
         except BaseException as error:  # whatever goes wrong at a client concerns that client only
             let_pass(error)
             memory = failure_of(job.client, error)
