@@ -25,7 +25,7 @@ LAYERS = [
     {"reports", "inspection"},
     {"cli"},
 ]
-FREE = {"errors", "printable", "seeds", "stop_signals", "version", "wire"}
+FREE = {"errors", "one_run", "printable", "seeds", "stop_signals", "version", "wire"}
 """What every layer may import."""
 
 FILES = sorted(SOURCE.rglob("*.py"))

@@ -84,5 +84,5 @@ def test_a_wheel_has_every_module_and_the_command(tmp_path: Path) -> None:
         commands = content.read(f"protofed-{__version__}.dist-info/entry_points.txt").decode()
     assert modules() <= names
     assert "protofed/py.typed" in names
-    assert "protofed = protofed.cli.app:main" in commands
+    assert "protofed = protofed.cli.start:main" in commands
     assert not [name for name in names if not name.startswith(("protofed/", "protofed-"))]

@@ -1,11 +1,13 @@
 """Trees to named arrays and back, for checkpoints and messages: safetensors, so that no data can hold code."""
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed import tree
 
@@ -32,6 +34,55 @@ KINDS = {
 
 class WireError(ValueError):
     """Bytes or arrays that are not the tree that was expected."""
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """Stands for a leaf that cannot be sent or kept."""
+
+    why: str
+
+
+def unfit(leaf: Any) -> str:
+    """Why a leaf cannot be sent or kept; empty for an ordinary tensor that has all its values. Its type is asked for
+    first: any other question to a subclass of Tensor runs code of whoever made it."""
+    if isinstance(leaf, Unfit):
+        return leaf.why
+    if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:  # guard: no-tensor-subclasses
+        return f"is {type(leaf).__name__}, not a tensor"
+    if leaf.is_nested or leaf.layout != torch.strided or leaf.is_meta or leaf.is_neg():  # guard: dense-tensors-only
+        return "is not a dense tensor"
+    if leaf.dtype not in KINDS:  # guard: types-that-can-be-saved
+        return f"is {leaf.dtype}, which cannot be sent or kept"
+    try:
+        size = leaf.untyped_storage().nbytes()
+    except Exception:  # it escaped from a transformation of torch.func
+        return "has no values of its own"
+    if size < (leaf.storage_offset() + _extent(leaf)) * leaf.element_size():  # guard: values-in-storage
+        return "has lost the memory of its values"
+    return ""
+
+
+def _extent(leaf: Tensor) -> int:
+    """From a tensor's first value in memory to behind its last."""
+    if leaf.is_contiguous():  # most are, and every upload passes here
+        return leaf.numel()
+    return 1 + sum((n - 1) * stride for n, stride in zip(leaf.shape, leaf.stride(), strict=True))
+
+
+def taken(value: tree.Tree) -> tree.Tree:
+    """The tree with copies of its tensors, which its maker cannot change any more; `Unfit` for other leaves."""
+    return marked(value, lambda leaf: leaf.detach().clone())
+
+
+def marked(value: tree.Tree, copy: Callable[[Tensor], Tensor] = lambda leaf: leaf) -> tree.Tree:
+    """The tree with `Unfit` for leaves that cannot be sent."""
+
+    def leaf_or_mark(leaf: Any) -> Any:
+        why = unfit(leaf)
+        return Unfit(why) if why else copy(leaf)
+
+    return tree.map(leaf_or_mark, value)
 
 
 def to_arrays(value: tree.Tree) -> dict[str, Tensor]:

@@ -138,7 +138,7 @@ def _tested(source: Path, tests: str, timeout: float | None = None) -> str | Non
         env=environment,
         check=False,
     )
-    if ended.returncode not in (0, 1):
+    if ended.returncode > 1:  # less than 0: a signal, such as for memory that is not there
         raise RuntimeError(f"pytest ended with {ended.returncode}:\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}")
     return ended.stdout[-2000:] if ended.returncode else None
 

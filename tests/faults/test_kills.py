@@ -6,12 +6,11 @@ import random
 import re
 import signal
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from shutil import copytree
@@ -19,10 +18,10 @@ from threading import Event
 
 import pytest
 
-from clocks import processor_time_below, processor_time_of, wait_for, wait_until_worked
+from clocks import processor_time_below, wait_for, wait_until_worked
+from faults.commands import Command, children_of, has_worked_or_ended, told_to_end, written
 from faults.kills import (
     Acknowledged,
-    Ended,
     awaited,
     ended,
     fingerprint,
@@ -32,7 +31,6 @@ from faults.kills import (
 )
 from faults.shim import Shim, kills
 from protofed import BadInput
-from protofed.cli import app
 from protofed.cli.console import err
 from protofed.cli.signals import stop_on_signal
 from protofed.engine.federation import Federation
@@ -170,6 +168,31 @@ def test_a_hundred_times_a_second_process_is_refused_and_the_lock_dies_with_the_
     print(f"{refused} of 100 refused, {free} of 100 free after kill -9")
 
 
+def test_the_lock_dies_with_its_process_and_not_with_those_that_it_has_begun(tmp_path: Path) -> None:
+    """R7. A worker of a run that was killed may live a while longer, above all if it was stopped."""
+    folder, (ready, told) = RunFolder(tmp_path), os.pipe()
+
+    def hold() -> None:
+        with folder.locked():
+            own = forked(signal.pause)
+            os.write(told, str(own).encode())
+            signal.pause()
+
+    parent = forked(hold)
+    own = int(os.read(ready, 20))
+    try:
+        with pytest.raises(BadInput, match=f"pid {parent}"), folder.locked():
+            pass
+        os.kill(parent, signal.SIGKILL)
+        assert ended(parent) == -signal.SIGKILL
+        with folder.locked():
+            os.kill(own, 0)  # it lives
+    finally:
+        os.kill(own, signal.SIGKILL)
+        os.close(ready)
+        os.close(told)
+
+
 def test_a_run_in_use_is_refused_before_anything_is_touched(experiment: Experiment, tmp_path: Path) -> None:
     """R7."""
     folder = RunFolder(tmp_path)
@@ -213,39 +236,8 @@ def test_a_folder_that_was_given_back_is_free_for_every_machine(
 
 # ---- R8: told to end
 
-EXPERIMENT = """
-[task]
-name = "custom"
-kind = "tables"
-label = "label"
-path = "{sites}"
-
-[method]
-name = "moon"
-
-[training]
-rounds = {rounds}
-epochs = {epochs}
-batch_size = 8
-fraction = 0.5
-
-[runtime]
-name = "{runtime}"
-"""
 GRACE = 30
 """Seconds that a run has by default when it is told to end."""
-
-
-def written(folder: Path, rounds: int = 12, epochs: int = 1, runtime: str = "sequential") -> Path:
-    """An experiment on the tables of three sites."""
-    draw, sites = random.Random(0), folder / "sites"
-    sites.mkdir()
-    for site in "abc":
-        rows = [f"{draw.gauss(k % 2, 1):.4f},{draw.gauss(0, 1):.4f},{'yes' if k % 2 else 'no'}" for k in range(24)]
-        (sites / f"{site}.csv").write_text("\n".join(["height,age,label", *rows]))
-    path = folder / "experiment.toml"
-    path.write_text(EXPERIMENT.format(sites=sites, rounds=rounds, epochs=epochs, runtime=runtime))
-    return path
 
 
 def test_a_signal_is_heard_whatever_it_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,61 +262,6 @@ def test_a_closed_terminal_stops_a_run_but_not_under_nohup(before: signal.Handle
             assert stop.is_made() == is_heard
     finally:
         signal.signal(signal.SIGHUP, own)
-
-
-@dataclass
-class Command:
-    """`protofed run` in a process of its own."""
-
-    experiment: Path
-    folder: RunFolder
-    options: tuple[str, ...] = ()
-    in_own_group: bool = False
-    """Whether it leads a process group, as a shell's command does."""
-
-    @property
-    def errors(self) -> Path:
-        """What it says on its standard error goes there."""
-        return self.experiment.with_suffix(".err")
-
-    def begin(self) -> int:
-        """The process id, once the command is about to start."""
-        ready, told = os.pipe()
-
-        def work() -> None:
-            if self.in_own_group:
-                os.setpgid(0, 0)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            os.dup2(os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-            words = ["run", self.experiment, "--folder", self.folder.path, "--resume", *self.options]
-            sys.argv = ["protofed", *map(str, words)]
-            os.write(told, b"x")
-            app.main()
-
-        child = forked(work)
-        os.close(told)
-        os.read(ready, 1)
-        os.close(ready)
-        return child
-
-    def heard(self) -> bool:
-        """Whether it has said that it was told to end."""
-        return b"stopping after this round" in self.errors.read_bytes()
-
-
-def told_to_end(child: int, number: int) -> Ended:
-    """How it ended after a signal, as a shell tells it, and how much processor time it took for that."""
-    begin = processor_time_of(child)
-    os.kill(child, number)
-    code, processor_seconds = awaited(child)
-    return Ended(code if code >= 0 else 128 - code, processor_seconds - begin)
-
-
-def has_worked_or_ended(child: int, seconds: float) -> bool:
-    """Whether a process has used so much processor time; one that has ended uses no more."""
-    state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-    return state == "Z" or processor_time_of(child) >= seconds
 
 
 def check_signals(folder: Path, count: int) -> None:
@@ -420,12 +357,6 @@ def test_damaged_checkpoints_end_the_command_with_three(tmp_path: Path) -> None:
     before = (run.folder.path / "rounds.jsonl").read_bytes()
     assert ended(run.begin()) == 3
     assert (run.folder.path / "rounds.jsonl").read_bytes() == before
-
-
-def children_of(pid: int) -> set[int]:
-    """The processes that a process has begun, and theirs."""
-    own = {int(word) for path in Path(f"/proc/{pid}/task").glob("*/children") for word in path.read_text().split()}
-    return own.union(*map(children_of, own))
 
 
 def test_a_signal_to_the_whole_group_is_no_clients_failure(tmp_path: Path) -> None:

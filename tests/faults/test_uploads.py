@@ -348,6 +348,7 @@ def test_every_reason_that_a_message_can_be_refused_for_is_tried() -> None:
     """V-all: the reasons that are about time and place are tried in test_participation.py."""
     elsewhere = {Reason.WRONG_RUN, Reason.STALE_ROUND, Reason.WRONG_MODEL, Reason.DUPLICATE}
     troubles = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE}
+    troubles |= {Reason.CHANGED_SHARED}  # see test_hostile_clients.py
     tried = {reason for _, reason in (*FAULTS.values(), *OBJECTS.values())} | {Reason.TOO_LARGE}  # see V8
     assert tried == set(Reason) - elsewhere - troubles
 

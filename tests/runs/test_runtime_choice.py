@@ -1,16 +1,24 @@
 """Which runtime a configuration leads to."""
 
+import itertools
 import time
+import tomllib
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from doubles import INPUTS, tiny
+from doubles import INPUTS, bits, tiny
 from protofed import BadInput
 from protofed.engine.training import Training
-from protofed.runs.runtime_choice import RuntimeSettings, step_seconds
+from protofed.runs.config.config import Config, parse
+from protofed.runs.runner import execute
+from protofed.runs.runtime_choice import RuntimeSettings, pinned_threads, step_seconds
+from protofed.runs.store import checkpoint
+from protofed.runs.store.folder import RunFolder
 from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
@@ -31,10 +39,51 @@ def test_auto_takes_processes_only_where_they_pay(monkeypatch: pytest.MonkeyPatc
     assert isinstance(auto.build(task, LITTLE), Sequential)
     assert isinstance(auto.build(task, MUCH), Workers)
     assert isinstance(auto.build(task, MUCH, alone=False), Sequential), "other runs have the cores"
+    assert isinstance(replace(auto, threads=2).build(task, MUCH), Sequential), "a process has one thread"
     assert isinstance(auto.build(task, replace(MUCH, epochs=90)), Sequential)
     assert isinstance(auto.build(task, replace(MUCH, fraction=1 / len(task.clients))), Sequential), "there is but one"
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0})
     assert isinstance(auto.build(task, MUCH), Sequential)
+
+
+EXPERIMENT = """
+[task]
+name = "minidigits"
+[method]
+name = "fedavg"
+[training]
+rounds = 1
+epochs = 1
+[runtime]
+threads = {threads}
+name = "{name}"
+"""
+
+
+def ended(path: Path, config: Config) -> dict[str, Any]:
+    saved = checkpoint.load(path / "checkpoint", config.experiment(alone=False).federation, config.identity)
+    assert saved is not None
+    return bits(saved.state.server)
+
+
+def test_one_identity_is_one_result_whatever_auto_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` has the cores to itself and may take processes; `compare` may not. More threads give other bits."""
+    monkeypatch.setattr("protofed.runs.runtime_choice.step_seconds", lambda task, batch_size: 1.0)
+    found = dict[tuple[str, int, str], tuple[str, dict[str, Any]]]()
+    commands = [("auto", "run"), ("auto", "compare"), ("sequential", "run"), ("workers", "run")]
+    for (name, command), threads in itertools.product(commands, (1, 2)):
+        config = parse(tomllib.loads(EXPERIMENT.format(threads=threads, name=name)), "experiment.toml")
+        folder = RunFolder(tmp_path / f"{name}-{threads}-{command}")
+        execute(config.experiment(alone=command == "run"), folder)
+        found[name, threads, command] = config.identity, ended(folder.path, config)
+    for a, b in itertools.combinations(found, 2):
+        assert (found[a][0] == found[b][0]) <= (found[a][1] == found[b][1]), f"{a} and {b}: one hash, other bits"
+    for threads in (1, 2):
+        assert found["auto", threads, "run"] == found["auto", threads, "compare"] == found["sequential", threads, "run"]
+    assert found["workers", 1, "run"] == found["sequential", 1, "run"]
+    assert found["auto", 1, "run"][1] != found["auto", 2, "run"][1], (
+        "two threads made no difference, so this is no test"
+    )
 
 
 class Slow(nn.Module):
@@ -57,12 +106,13 @@ def test_auto_tries_how_long_a_step_takes(layer: type[nn.Module], expected: type
 
 
 def test_a_step_is_timed_with_the_threads_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, during = torch.get_num_threads(), list[int]()
+    during = list[int]()
     timing = lambda task, batch_size: during.append(torch.get_num_threads()) or 0.0  # type: ignore[func-returns-value]  # noqa: E731
     monkeypatch.setattr("protofed.runs.runtime_choice.step_seconds", timing)
-    RuntimeSettings(threads=3).build(tiny(), LITTLE)
-    assert during == [3]
-    assert torch.get_num_threads() == before
+    with pinned_threads(3):
+        RuntimeSettings(threads=1).build(tiny(), LITTLE)
+        assert torch.get_num_threads() == 3
+    assert during == [1]
 
 
 def test_a_trial_draws_nothing() -> None:

@@ -214,6 +214,8 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "no tensor": lambda: Numbers("three"),
     "none": lambda: Numbers(None),
     "no record": lambda: "three",
+    "a function": lambda: Numbers(lambda: None),
+    "leaves": lambda: sys.exit(4),
     "other names": lambda: {"sum": torch.zeros(3)},
     "other shape": lambda: Numbers(torch.zeros(0, 3)),
     "other type": lambda: Numbers(torch.zeros(3, dtype=torch.complex64)),
@@ -281,7 +283,6 @@ DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
     "killed": (killed, "the worker process died (signal 9): the system may have run out of memory"),
     "crashed": (lambda: killed(signal.SIGUSR1), "the worker process died (signal 10)"),
     "left": (lambda: os._exit(3), "the worker process died (exit status 3)"),
-    "asked to leave": (lambda: sys.exit(4), "the worker process died (exit status 4)"),
 }
 
 
@@ -541,7 +542,6 @@ LEAVES: dict[str, Tensor] = {
     "transposed": torch.randn(4, 3).T,
     "expanded": torch.randn(3, 1).expand(3, 4),
     "strided": torch.arange(20).view(4, 5)[::2, 1:],
-    "conjugate": torch.randn(3, dtype=torch.complex128).conj(),
     "bool": torch.tensor([True, False, True]),
     "half": torch.randn(5).half(),
     "brain": torch.randn(7).bfloat16(),
@@ -553,7 +553,7 @@ LEAVES: dict[str, Tensor] = {
 
 def values(leaf: Tensor) -> str:
     """As text, in which NaN equals NaN, and 0 is not −0."""
-    return repr(leaf.resolve_conj().flatten().tolist())
+    return repr(leaf.flatten().tolist())
 
 
 def test_tensors_arrive_as_copies_would(workers: Workers) -> None:
@@ -624,7 +624,7 @@ def test_a_step_that_cannot_be_sent_ends_the_run_and_says_why(workers: Workers) 
 
 
 def test_a_reply_that_cannot_be_sent_is_a_failure(workers: Workers) -> None:
-    state = after_all(federation(Deviant(deed=lambda: Numbers(lambda: None)), workers))
+    state = after_all(federation(Deviant(deed=lambda: {(lambda: None): torch.zeros(3)}), workers))
     assert [(f.client, f.reason) for f in state.failures] == [("c01", Reason.CLIENT_ERROR)]
     assert "lambda" in state.failures[0].detail
 
@@ -771,6 +771,13 @@ def test_another_federation_of_the_same_method_and_task_has_the_same_processes(
 
 async def asleep(*_: Any) -> Any:
     time.sleep(2 * PATIENCE)
+
+
+@pytest.mark.parametrize("deadline", [1e9, 1e300])
+def test_a_deadline_that_no_clock_can_hold_is_no_deadline(deadline: float, workers: Workers) -> None:
+    state = after_all(federation(Bare(), workers, deadline=deadline))
+    assert_same(state, after_all(federation(Bare(), Sequential())))
+    assert state.failures == ()
 
 
 def test_processes_that_were_ended_for_being_late_are_missed_by_nobody(workers: Workers, tmp_path: Path) -> None:

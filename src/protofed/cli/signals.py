@@ -38,7 +38,7 @@ def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
     is, as under `nohup`."""
     stop = StopRequest()
     # A signal may arrive while rich prints or a module is imported. So the handlers only write bytes made beforehand.
-    is_limited = grace_period <= LONGEST
+    is_limited = grace_period <= LONGEST  # guard: timers-have-an-end
     seconds = max(grace_period, 1e-3) if is_limited else 0  # 0: no timer
     at_most = f", or in {grace_period:g} s" if is_limited else ""
     wish = printable(f"\nstopping after this round{at_most}; {advice}\n").encode()

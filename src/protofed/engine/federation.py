@@ -9,8 +9,6 @@ from math import ceil, inf
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
 from protofed.api.method import Method, UsedModel, validate, with_weighting
@@ -21,19 +19,21 @@ from protofed.engine.around import unwrapped
 from protofed.engine.norm_statistics import with_norm_statistics
 from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
+from protofed.engine.sampling import round_half_up, shuffled
 from protofed.engine.state import State, Traffic
 from protofed.engine.test_sets import client_tests, is_testable, pooled_tests
 from protofed.engine.training import Training
 from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
+from protofed.one_run import only_run
 from protofed.optim.optimizers import rate_of
 from protofed.optim.schedules import ConstantRate, scheduled
 from protofed.runtimes.base import Runtime, TestKind
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.sequential import Sequential
-from protofed.seeds import derive_seed, generator
+from protofed.seeds import derive_seed
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
@@ -139,7 +139,7 @@ class Federation:
         abandoned: list[str] = []
         for attempt in range(self.training.attempts):  # guard: round-tried-again
             try:
-                with self.runtime.open(self):
+                with only_run(), self.runtime.open(self):
                     return replace(phase(state, attempt), abandoned=tuple(abandoned))
             except RoundAbandoned as error:
                 abandoned.append(str(error))
@@ -303,12 +303,25 @@ class Federation:
         self, state: State, ids: Sequence[ClientId] | None = None, tests: TestKind = "domains"
     ) -> dict[ClientId, Evaluation]:
         """How the model does that each client would use now; of all clients that are not in quarantine, unless some are
-        named. A client whose evaluation fails is left out, with a warning."""
-        clients = RoundClients(self, state, self.trusted(state) if ids is None else tuple(ids), "evaluate")
-        like = evaluation_spec(self.test_sets(clients.ids[0], tests), self.task.num_classes)
+        named. A client whose evaluation fails is left out, with a warning; one whose process was killed is asked again:
+        nothing else would name it, and its state has not changed."""
+        order = self.trusted(state) if ids is None else tuple(ids)
+        like = evaluation_spec(self.test_sets(order[0], tests), self.task.num_classes)
         message_for = partial(self.method.message_for, state.server)
-        with self.runtime.open(self):
-            return dict(clients.run(self.method.evaluate_own, message_for, like, tests))
+        found: dict[ClientId, Evaluation] = {}
+        wanted = order
+        for attempt in range(self.training.attempts):
+            clients = RoundClients(self, state, wanted, "evaluate")
+            with only_run(), self.runtime.open(self):
+                try:
+                    found |= clients.run(self.method.evaluate_own, message_for, like, tests)
+                except RoundAbandoned:
+                    if attempt + 1 == self.training.attempts or not any(f.is_killed for f in clients.failures):
+                        raise
+            wanted = tuple(f.client for f in clients.failures if f.is_killed)  # guard: evaluations-repeated
+            if not wanted:
+                break
+        return {client: found[client] for client in order if client in found}
 
     def judged(self, state: State) -> State:
         """The state that is tested if this round is not the last; nothing of it counts in the run."""
@@ -329,14 +342,3 @@ class Federation:
             answer=self._server_answer,
             rate_share=t.schedule.share(round, t.rounds) if phase == "round" else 1.0,
         )
-
-
-def shuffled(ids: Sequence[ClientId], seed: int, *path: str | int) -> list[ClientId]:
-    """The clients in an order drawn from the run's seed."""
-    with torch.device("cpu"):
-        order = torch.randperm(len(ids), generator=generator(seed, *path)).tolist()
-    return [ids[i] for i in order]
-
-
-def round_half_up(value: float) -> int:
-    return int(value + 0.5)

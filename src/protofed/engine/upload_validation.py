@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from protofed import tree
+from protofed import tree, wire
 from protofed.api.roles import Count, Label, Prototype, Role, roles
 from protofed.api.task import ClientId
 from protofed.engine.message import Refused, WireMessage, bounds, digest, opened, printable
@@ -133,10 +133,8 @@ class UploadValidator(Generic[T]):
 
 
 def _mismatch(leaf: Any, like: Tensor) -> Found:
-    if not isinstance(leaf, Tensor):
-        return Reason.DTYPE_MISMATCH, f"is {type(leaf).__name__}, not a tensor"
-    if leaf.layout != torch.strided or leaf.is_meta:
-        return Reason.DTYPE_MISMATCH, "is not a dense tensor"
+    if why := wire.unfit(leaf):
+        return Reason.DTYPE_MISMATCH, why
     if leaf.dtype != like.dtype:  # guard: type-check
         return Reason.DTYPE_MISMATCH, f"is {leaf.dtype}, not {like.dtype}"
     if leaf.shape != like.shape:  # guard: shape-check

@@ -23,6 +23,7 @@ from protofed.engine.state import State
 from protofed.metrics import formulas
 from protofed.metrics.formulas import Counts
 from protofed.metrics.registry import DomainJudgement, PublicJudgement, RoundJudgement, measured
+from protofed.one_run import only_run
 from protofed.runtimes.base import TestKind
 from protofed.seeds import derive_seed
 
@@ -90,14 +91,14 @@ def public_outcomes(federation: Federation, state: State) -> dict[str, Outcomes]
 def _outcomes(federation: Federation, model: Reading) -> dict[str, Outcomes]:
     networks, tests = federation.networks_of(federation.ids[0]), federation.task.tests
     rest = (federation.task.transform, derive_seed(federation.training.seed, "evaluate"), model.outcomes)
-    with federation.runtime.open(federation):
+    with only_run(), federation.runtime.open(federation):
         requests = [Map(networks, model.params, model.context, data, *rest, to_cpu=True) for data in tests.values()]
         return dict(zip(tests, federation.runtime.answers(requests), strict=True))
 
 
 def _readings(federation: Federation, state: State) -> dict[str, list[Counts]]:
     """How the global models do that can be made of what the clients of this simulation have, by reading."""
-    with federation.runtime.open(federation):
+    with only_run(), federation.runtime.open(federation):
         memories = {client: federation.runtime.store.load(client, kept) for client, kept in state.receipts.items()}
         server = federation.server_context(state.round, "evaluate")
         models = federation.method.global_models(state.server, memories, server)

@@ -28,6 +28,7 @@ from protofed.nn.entries import (
 )
 from protofed.nn.fusion import channels_last, fuse, is_torch_module, pools
 from protofed.nn.precision import Precision
+from protofed.one_run import only_run
 from protofed.tree import Params, select
 
 Parts = dict[str, nn.Module]
@@ -163,7 +164,11 @@ class Networks:
         check_unchanged(self._watched)
 
     def _seeded_parts(self, seed: int) -> Parts:
-        with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # the same weights wherever they are used
+        with (
+            only_run(),
+            torch.device("cpu"),
+            torch.random.fork_rng(devices=[]),
+        ):  # the same weights wherever they are used
             torch.default_generator.manual_seed(seed)
             parts = self._build()
         for module in parts.values():

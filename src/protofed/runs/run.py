@@ -10,6 +10,7 @@ from protofed.engine.norm_statistics import NormStatistics
 from protofed.engine.optimizer_state import OptimizerState
 from protofed.engine.training import Training
 from protofed.methods import METHODS
+from protofed.one_run import only_run
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.optim.schedules import ConstantRate, Schedule
 from protofed.runs.config.config import Config, checked
@@ -103,11 +104,12 @@ def run(
         uploads=checked(uploads),
     )
     run_folder = RunFolder(Path(folder).absolute()) if folder is not None else None
-    return execute(
-        config.experiment(),
-        run_folder,
-        resume=resume,
-        allowed_changes=allowed_changes,
-        steal_lock=steal_lock,
-        observer=observer,
-    )
+    with only_run():  # building a task and its networks draws too
+        return execute(
+            config.experiment(),
+            run_folder,
+            resume=resume,
+            allowed_changes=allowed_changes,
+            steal_lock=steal_lock,
+            observer=observer,
+        )

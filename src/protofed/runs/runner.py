@@ -14,6 +14,7 @@ from protofed.engine.rehearsal import rehearse
 from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
+from protofed.one_run import only_run
 from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
 from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.results import Result, Round, parsed, split_lines
@@ -89,7 +90,11 @@ def execute(
     may differ (and `protofed`, if another version may go on); `steal_lock` takes a folder that a process on another
     machine has left without giving it back.
     """
-    with pinned_threads(experiment.threads), folder.locked(steal_lock) if folder else contextlib.nullcontext() as lock:
+    with (
+        only_run(),
+        pinned_threads(experiment.threads),
+        folder.locked(steal_lock) if folder else contextlib.nullcontext() as lock,
+    ):
         try:
             run = _Run(experiment, folder, lock, observer or Silent(), allowed_changes)
             return run.go(resume, should_stop)

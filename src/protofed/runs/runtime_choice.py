@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import sys
 import time
@@ -41,7 +42,8 @@ class RuntimeSettings:
     """How clients are trained: one after another, in several processes, or all together on a GPU. `auto` uses the
     cohort if there is a GPU. On the CPU it uses workers or sequential, whichever is faster for the task."""
     threads: Annotated[int, Ge(1)] = 1
-    """Threads of torch. The number is fixed because it changes the last bits of a result."""
+    """Threads of torch. The number is fixed because it changes the last bits of a result. With more than one, `auto`
+    uses sequential on the CPU: the processes of workers have one each."""
     workers: Annotated[int, Ge(0)] = 0
     """Processes of the runtime `workers`; 0: one per core."""
     device: str = ""
@@ -56,11 +58,14 @@ class RuntimeSettings:
 
     def numerics(self) -> Numerics:
         """Known before the task is built: `auto` depends on the task only for sequential or workers, which give equal
-        bits and are both called `reference` here. On a GPU the executor `auto` is chosen by timing, so it stays."""
+        bits on one thread and are both called `reference` here. With more threads `auto` is sequential, and workers,
+        whose clients still have one each, have a name of their own. On a GPU the executor `auto` is chosen by timing,
+        so it stays."""
         is_cohort = self.name == "cohort" or (self.name == "auto" and self._uses_gpu())
         default = "cuda" if is_cohort and torch.cuda.is_available() else "cpu"
         device = torch.device(self.device or default).type
-        executor: str = self.executor if is_cohort else "reference"
+        reference = "workers" if self.name == "workers" and self.threads > 1 else "reference"  # guard: threads-in-hash
+        executor: str = self.executor if is_cohort else reference
         return {
             "device": device,
             "executor": "streams" if executor == "auto" and device == "cpu" else executor,
@@ -91,7 +96,9 @@ class RuntimeSettings:
             name = "cohort"
         elif (
             alone
+            and self.threads == 1  # guard: threads-decide-auto
             and sys.platform == "linux"
+            and not multiprocessing.current_process().daemon  # guard: no-children-of-daemons
             and len(os.sched_getaffinity(0)) > 1
             and len(task.clients) * training.fraction > 1
             and _steps(task, training) * step_seconds(task, training.batch_size) >= MIN_WORKER_SECONDS

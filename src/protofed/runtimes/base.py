@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from protofed import tree
+from protofed import tree, wire
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.evaluation import Evaluation, TestSets
 from protofed.api.method import Method, Step
@@ -23,6 +23,7 @@ from protofed.runtimes.client_store import ClientStore, Receipt
 from protofed.runtimes.determinism import advice, is_not_deterministic
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
+from protofed.runtimes.isolation import let_pass
 from protofed.tree import Tree, record
 
 
@@ -51,10 +52,11 @@ class Reason(StrEnum):
     NON_INTEGER_COUNT = "NON_INTEGER_COUNT"
     COUNT_TOO_LARGE = "COUNT_TOO_LARGE"
     PROTO_WITHOUT_COUNT = "PROTO_WITHOUT_COUNT"
+    CHANGED_SHARED = "CHANGED_SHARED"
 
 
 NOT_THE_CLIENTS_FAULT = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.STALE_ROUND, Reason.DUPLICATE}
-"""Failures that are not the client's fault. All other reasons are found in what it sent."""
+"""Failures that are not the client's fault. All other reasons are found in what it sent or did."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +119,14 @@ class Job:
 
     def memory(self, store: ClientStore) -> Tree:
         """What the client remembers when the step begins."""
-        if self.receipt is None:
-            return self.method.init_memory(self.context, self.message)
-        return store.load(self.client, self.receipt)
+        if self.receipt is not None:
+            return store.load(self.client, self.receipt)
+        memory = self.method.init_memory(self.context, self.message)
+        with unplaced():
+            for path, leaf in tree.named_leaves(memory).items():
+                if why := wire.unfit(leaf):  # guard: first-memory-of-tensors
+                    raise TypeError(f"the first memory of {self.client}: {path} {why}")
+        return memory
 
     async def start(self, memory: Tree) -> Reply[Any, Any]:
         """The step, and what follows it at the client."""
@@ -139,13 +146,15 @@ class Job:
         loss = None if reply.loss is None else reply.loss.item()
         if self.receipt is not None and reply.memory is before:  # as after an evaluation
             return Answer(reply.upload, self.receipt, loss)
-        with unplaced():
-            bad = non_finite(reply.memory)  # guard: what-remembered-finite
-        if bad:
-            return Failure(self.client, Reason.NON_FINITE, f"its memory, {bad}, holds values that are not finite")
-        if self.receipt is not None:
-            refuse_change(before, reply.memory, f"memory of {self.client}")
-        is_same = self.receipt is not None and self._is_unchanged(before, reply.memory)
+        try:
+            with unplaced():
+                found = _bad_memory(reply.memory, before)
+            is_same = not found and self.receipt is not None and self._is_unchanged(before, reply.memory)
+        except Exception as error:  # whatever a memory is, it is its client's
+            let_pass(error)
+            return failure_of(self.client, error)
+        if found:
+            return Failure(self.client, *found)
         return Answer(reply.upload, self.receipt if is_same else store.keep(self.client, reply.memory), loss)
 
     def _is_unchanged(self, before: Tree, after: Tree) -> bool:
@@ -215,7 +224,7 @@ class Runtime(Protocol):
         """Answers the server's own requests. No client's data can be reached from it."""
 
 
-def failure_of(client: ClientId, error: Exception) -> Failure:
+def failure_of(client: ClientId, error: BaseException) -> Failure:
     """The failure that an exception at a client amounts to, with the place that raised it. What the device cannot do
     for any client ends the run."""
     if is_not_deterministic(error):  # guard: not-deterministic-ends-run
@@ -229,6 +238,36 @@ def failure_of(client: ClientId, error: Exception) -> Failure:
         # guard: no-value-example-failure
         f"{type(error).__name__}: {error} ({Path(last.filename).name}, line {last.lineno}, {last.name})",
     )
+
+
+def taken(client: ClientId, reply: Reply[Any, Any], travels: bool = False) -> "Reply[Any, Any] | Failure":
+    """The reply with a copy of its upload, which no client can change any more. If it travels to another process, it
+    will be copied on its way, and only tensors go."""
+    try:
+        if travels:
+            return replace(reply, upload=wire.marked(reply.upload), memory=wire.marked(reply.memory))
+        with unplaced():
+            return replace(reply, upload=wire.taken(reply.upload))  # guard: uploads-copied
+    except RecursionError:
+        return Failure(client, Reason.UNDECODABLE, "it is nested too deeply")
+
+
+def _bad_memory(memory: Tree, before: Tree) -> tuple[Reason, str] | None:
+    """Why a client's new memory cannot be kept: it could not be saved, or not be loaded again."""
+    try:
+        leaves = tree.named_leaves(memory)
+    except RecursionError:
+        return Reason.UNDECODABLE, "its memory is nested too deeply"
+    for path, leaf in leaves.items():
+        if why := wire.unfit(leaf):  # guard: memories-of-tensors
+            return Reason.DTYPE_MISMATCH, f"its memory, {path}, {why}"
+    names = tree.named_leaves(before).keys()
+    if missing := sorted(names - leaves.keys()):  # guard: memories-keep-structure
+        return Reason.KEY_MISSING, f"its memory has lost {', '.join(missing)}"
+    if more := sorted(leaves.keys() - names):  # guard: memories-gain-nothing
+        return Reason.KEY_UNEXPECTED, f"its memory has {', '.join(more)}, which the first one had not"
+    bad = non_finite(memory)  # guard: what-remembered-finite
+    return (Reason.NON_FINITE, f"its memory, {bad}, holds values that are not finite") if bad else None
 
 
 def non_finite(value: Tree) -> str:

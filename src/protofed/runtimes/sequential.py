@@ -5,6 +5,7 @@ It defines what every other runtime must reproduce.
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,10 +20,11 @@ from protofed.data.batches import Batch, batch_at, evaluation_plan, training_pla
 from protofed.nn.networks import Model
 from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Gradient
-from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, failure_of
+from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, Reason, failure_of, taken
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.device import CPU, Residence, moved, working
 from protofed.runtimes.divergence import are_finite, explained
+from protofed.runtimes.isolation import SharedTensors, Watch, let_pass
 from protofed.runtimes.malloc import keep_freed_memory
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
@@ -41,13 +43,14 @@ class Sequential:
         self.deterministic = deterministic
         self.store: ClientStore = InMemoryStore()
         self._residence = Residence(self.device)
+        self._shared = SharedTensors()
 
     def open(self, host: Host) -> AbstractContextManager[None]:
         keep_freed_memory()
         return working(self.device, self.precision, self.deterministic)
 
     def close(self) -> None:
-        pass
+        self._shared.forget()
 
     def placed(self, task: Task) -> Task:
         return task if self.device == CPU else self._residence.placed(task)
@@ -57,12 +60,19 @@ class Sequential:
             yield job.client, self._outcome(job)
 
     def _outcome(self, job: Job) -> Answer | Failure:
+        watch = Watch(self._shared, job.context)
+        job = replace(job, message=watch.lent(job.message, "its message"))  # guard: messages-copied
         try:
             before = job.memory(self.store)
-            reply = self.reply(job, before)
-        except Exception as error:  # whatever goes wrong at a client concerns that client only
-            return failure_of(job.client, error)
-        return job.finished(reply, before, self.store)
+            before = before if job.receipt is None else watch.lent(before, "its memory")  # guard: memories-copied
+            reply: Reply[Any, Any] | Failure = taken(job.client, self.reply(job, before))
+        # whatever goes wrong at a client concerns that client only
+        except BaseException as error:  # guard: leaving-is-a-failure
+            let_pass(error)
+            reply = failure_of(job.client, error)
+        if change := watch.change():  # guard: changes-refused
+            return Failure(job.client, Reason.CHANGED_SHARED, change)
+        return reply if isinstance(reply, Failure) else job.finished(reply, before, self.store)
 
     def reply(self, job: Job, memory: Tree) -> Reply[Any, Any]:
         """What a step ends with that begins with this memory."""
@@ -91,7 +101,8 @@ class Sequential:
                 request = step.send(answer) if error is None else step.throw(error)
                 try:
                     answer, error = self.answer(request), None
-                except Exception as found:  # a method may know what to do about it
+                except BaseException as found:  # a method may know what to do about it
+                    let_pass(found)
                     answer, error = None, found
         except StopIteration as end:
             result: T = end.value

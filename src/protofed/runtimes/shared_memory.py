@@ -43,8 +43,6 @@ class SharedBuffer:
             nonlocal end
             if not isinstance(leaf, Tensor):
                 return leaf
-            if leaf.layout != torch.strided or leaf.is_meta:
-                return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")  # the check of uploads refuses either
             like = torch.empty_like(leaf, device="meta")  # laid out as a copy would be
             place = Place(end, like.shape, like.stride(), like.dtype)
             laid.append((place, leaf.detach()))

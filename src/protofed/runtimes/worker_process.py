@@ -9,6 +9,7 @@ import os
 import threading
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from multiprocessing.connection import Connection
@@ -17,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protofed.api.contexts import Reply
+from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import Step
 from protofed.api.requests import Map
 from protofed.api.task import ClientId
 from protofed.errors import RunFailed
-from protofed.runtimes.base import Failure, Host, Job, Reason, TestKind, failure_of
+from protofed.runtimes.base import Failure, Host, Job, Reason, TestKind, failure_of, taken
+from protofed.runtimes.isolation import SharedTensors, Watch
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.shared_memory import SharedBuffer
 from protofed.stop_signals import held_back, leave_to_parent
@@ -85,7 +87,10 @@ class Worker:
             return Failure(
                 self.client, Reason.CLIENT_ERROR, _obituary(status), is_killed=status is not None and status < 0
             )
-        return self._buffer.read(places)
+        answer = self._buffer.read(places)
+        if isinstance(answer, Failure) and answer.reason == Reason.CHANGED_SHARED:  # guard: spoiled-process-ends
+            self.end()  # guard: spoiled-process-ends
+        return answer
 
     def end(self) -> None:
         self._process.kill()
@@ -109,16 +114,16 @@ def _serve(host: Host, buffer: SharedBuffer, connection: Connection, parents: Co
     parents.close()
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    while True:
-        try:
+    with suppress(EOFError, ConnectionError):  # the parent has ended, or was killed
+        while True:
             order, places = connection.recv()
-        except EOFError:
-            return
-        outcome = order.done(host, *buffer.read(places))
-        try:
-            connection.send(buffer.write(outcome))
-        except Exception as error:  # a reply that cannot be sent is the client's failure
-            connection.send(failure_of(order.client, error))
+            outcome = order.done(host, *buffer.read(places))
+            try:
+                connection.send(buffer.write(outcome))
+            except ConnectionError:
+                raise
+            except Exception as error:  # a reply that cannot be sent is the client's failure
+                connection.send(failure_of(order.client, error))
 
 
 @dataclass(frozen=True)
@@ -135,11 +140,24 @@ class Order:
         try:
             context = host.client_context(self.client, self.settings["round"])
             context = replace(context, **self.settings, tests=host.test_sets(self.client, self.tests))
+        except Exception as error:
+            return failure_of(self.client, error)
+        watch = Watch(_SHARED, context)
+        outcome = self._reply(host, context, watch.given(message, "its message"), watch.given(memory, "its memory"))
+        change = watch.change()  # guard: changes-refused-there
+        return Failure(self.client, Reason.CHANGED_SHARED, change) if change else outcome
+
+    def _reply(self, host: Host, context: ClientContext, message: Tree, memory: Tree) -> Reply[Any, Any] | Failure:
+        try:
             step = getattr(host.method, self.step) if isinstance(self.step, str) else self.step
             job = Job(self.client, step, context, message, None, host.method, self.tests, self.evaluates, host.encoded)
-            return Sequential().reply(job, memory)
-        except Exception as error:  # whatever goes wrong at a client concerns that client only
+            return taken(self.client, Sequential().reply(job, memory), travels=True)
+        except BaseException as error:  # whatever goes wrong at a client concerns that client only
             return failure_of(self.client, error)
+
+
+_SHARED = SharedTensors(most_bytes=0, puts_back=False)
+"""What the clients of a process share. It is in the process's own pages: the process ends when one has changed it."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +181,7 @@ class Question:
 
 
 def _end_with_parent() -> None:
-    """A process that works for nobody would still hold the cores, and the lock of the run's folder."""
+    """A process that works for nobody would still hold the cores."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -8,12 +8,13 @@ when its last user is, are why this runtime needs Linux.
 A process that dies is replaced; the client that it worked for has failed in that round.
 """
 
+import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from multiprocessing.connection import wait
 from typing import Annotated, Any, ClassVar
@@ -28,6 +29,7 @@ from protofed.nn.networks import Networks
 from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, Reason, failure_of
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.device import CPU
+from protofed.runtimes.isolation import SharedTensors, Watch, let_pass
 from protofed.runtimes.malloc import keep_freed_memory
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.worker_process import Question, Worker
@@ -58,10 +60,16 @@ class Workers:
         self._host: Host | None = None
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
+        self._shared = SharedTensors(most_bytes=0)
 
     def open(self, host: Host) -> AbstractContextManager[None]:
         if sys.platform != "linux":
             raise BadInput(f"the runtime workers needs Linux, and this is {sys.platform}: take sequential")
+        if multiprocessing.current_process().daemon:  # guard: no-processes-in-daemons
+            raise BadInput(
+                "the runtime workers cannot start processes here: this is a daemonic process, as those of "
+                "multiprocessing.Pool are. Take sequential or auto, or start runs with concurrent.futures"
+            )
         known = self._host
         if known is None or known.method is not host.method or known.task is not host.task:
             self.close()
@@ -74,6 +82,7 @@ class Workers:
         for worker in self._workers:
             worker.end()
         self._host, self._workers, self._idle = None, [], []
+        self._shared.forget()
 
     def for_server(self) -> Callable[[Request[Any]], Any]:
         return Sequential().answer
@@ -176,15 +185,27 @@ class Workers:
     def _begin_next(self, waiting: Iterator[Job], busy: dict[Any, _Begun]) -> Iterator[Outcome]:
         """Hands the next job to a process; before it, the failures of clients whose state cannot be made or read."""
         for job in waiting:
-            try:
-                memory = job.memory(self.store)
-            except Exception as error:
-                yield job.client, failure_of(job.client, error)
+            memory = self._memory(job)
+            if isinstance(memory, Failure):
+                yield job.client, memory
                 continue
             worker = self._ready()
             worker.begin(job, memory)
             busy[worker.connection] = _Begun(worker, job, memory)
             return
+
+    def _memory(self, job: Job) -> Tree | Failure:
+        """What the client remembers. The first time it is made here."""
+        watch = Watch(self._shared, job.context)
+        try:
+            if job.receipt is not None:
+                return job.memory(self.store)
+            made: Tree | Failure = replace(job, message=watch.lent(job.message, "its message")).memory(self.store)
+        except BaseException as error:
+            let_pass(error)
+            made = failure_of(job.client, error)
+        change = watch.change()  # guard: changes-of-first-memory-refused
+        return Failure(job.client, Reason.CHANGED_SHARED, change) if change else made
 
     def _fill_up(self) -> None:
         """As many processes as there should be, if some died or were ended."""
@@ -209,4 +230,5 @@ class Workers:
 
 def _seconds_until(deadline: float) -> float | None:
     """A while longer than until the deadline, to be past it; at most an hour, since the system's clock has limits."""
+    # guard: waits-have-an-end
     return None if deadline == inf else min(max(0.0, deadline - time.monotonic()) + 0.001, 3600)

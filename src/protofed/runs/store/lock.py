@@ -52,12 +52,37 @@ def locked(path: Path, steal: bool = False) -> Iterator[Lock]:
         if os.fstat(handle).st_nlink > 1:  # guard: lock-has-no-other-name
             raise BadInput(f"{path / LOCK} is also a file elsewhere, which would be overwritten: remove it")
         _take(path, handle, steal)
+        stack.enter_context(_held(handle))
         try:  # guard: failed-run-gives-folder-back
             yield Lock(path, handle)  # guard: failed-run-gives-folder-back
         finally:  # guard: failed-run-gives-folder-back
             with contextlib.suppress(OSError):  # guard: failed-run-gives-folder-back
                 # guard: failed-run-gives-folder-back
                 os.ftruncate(handle, 0)  # nothing works here any more: nobody need wonder
+
+
+_HELD: set[int] = set()
+
+
+@contextlib.contextmanager
+def _held(handle: int) -> Iterator[None]:
+    _HELD.add(handle)
+    try:
+        yield
+    finally:
+        _HELD.discard(handle)
+
+
+def _let_go() -> None:
+    """A forked process, such as a worker, holds no lock of its parent's, which would then outlive the parent."""
+    if _HELD:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        while _HELD:
+            os.dup2(nothing, _HELD.pop(), inheritable=False)  # guard: lock-not-inherited
+        os.close(nothing)
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _take(path: Path, handle: int, steal: bool) -> None:

@@ -9,7 +9,7 @@ import logging
 import time
 import traceback
 from collections import OrderedDict, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
@@ -21,16 +21,18 @@ from protofed.api.requests import Fit, Fitted, Map, Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
 from protofed.nn.precision import Precision
-from protofed.runtimes.base import Host, Job, Outcome, failure_of
+from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.cohort.bodies import FitBody
-from protofed.runtimes.cohort.buffers import Buffers, are_common, identity
+from protofed.runtimes.cohort.buffers import Buffers, are_common
 from protofed.runtimes.cohort.executors import EXECUTORS, ExecutorName, Stacked, Streams
+from protofed.runtimes.cohort.groups import divided
 from protofed.runtimes.cohort.lowering import Loop, Lowering
+from protofed.runtimes.cohort.steps import Step
 from protofed.runtimes.device import CPU, Residence, moved_together, on, unplaced
 from protofed.runtimes.divergence import are_finite, explained
+from protofed.runtimes.isolation import Copies, SharedTensors, let_pass
 from protofed.runtimes.sequential import Sequential
-from protofed.tree import Tree
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +80,7 @@ class Cohort:
         self.store: ClientStore = InMemoryStore()
         self._settings = (str(self.device), precision, executor, deterministic)
         self._residence = Residence(self.device)
+        self._shared = SharedTensors()
         self._loops = Lowering(precision)
         self._programs: OrderedDict[Hashable, Executor] = OrderedDict()
         self._choices: dict[Hashable, ExecutorName] = {}
@@ -95,6 +98,7 @@ class Cohort:
         self._programs.clear()
         self._choices.clear()
         self._loops.forget()
+        self._shared.forget()
 
     def placed(self, task: Task) -> Task:
         return self._residence.placed(task)
@@ -114,7 +118,7 @@ class Cohort:
     def answers(self, requests: Sequence[Request[Any]]) -> list[Any]:
         answers = self._answered(requests)
         for answer in answers:
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
         return answers
 
@@ -122,25 +126,28 @@ class Cohort:
 
     def _together(self, jobs: Sequence[Job]) -> Iterator[Outcome]:
         """Advances every client to its next request, answers all of them, and so on."""
-        steps: dict[ClientId, tuple[Job, Tree, Coroutine[Any, Any, Any]]] = {}
+        steps: dict[ClientId, Step] = {}
         answers: dict[ClientId, Any] = {}
+        copies: Copies = {}
         for job in jobs:
-            try:
-                memory = job.memory(self.store)
-                steps[job.client], answers[job.client] = (job, memory, job.start(memory)), None
-            except Exception as error:
-                yield job.client, failure_of(job.client, error)
-        while answers:
-            requests: dict[ClientId, Request[Any]] = {}
-            for client, answer in answers.items():
-                job, memory, step = steps[client]
-                try:
-                    requests[client] = step.throw(answer) if isinstance(answer, Exception) else step.send(answer)
-                except StopIteration as end:
-                    yield client, job.finished(end.value, memory, self.store)
-                except Exception as error:  # whatever goes wrong at a client concerns that client only
-                    yield client, failure_of(client, error)
-            answers = dict(zip(requests, self._answered(list(requests.values())), strict=True))
+            begun = Step.begun(job, self.store, self._shared, copies)
+            if isinstance(begun, Failure):
+                yield job.client, begun
+            else:
+                steps[job.client], answers[job.client] = begun, None
+        try:
+            while answers:
+                requests: dict[ClientId, Request[Any]] = {}
+                for client, answer in answers.items():
+                    found = steps[client].advanced(answer, self.store)
+                    if isinstance(found, Answer | Failure):
+                        yield client, found
+                    else:
+                        requests[client] = found
+                answers = dict(zip(requests, self._answered(list(requests.values())), strict=True))
+        finally:
+            for step in steps.values():
+                step.close()
 
     # ---- requests
 
@@ -158,19 +165,20 @@ class Cohort:
                 answers[i] = self._alone(request)
             else:
                 groups.setdefault((loop.key, self._store_id(loop)), []).append((i, loop))
-        for part in [part for group in groups.values() for part in _divided(requests, group)]:
+        for part in [part for group in groups.values() for part in divided(requests, group)]:
             for (i, _), answer in zip(part, self._group(requests, part), strict=True):
                 answers[i] = answer
         return answers
 
     def _loop(self, request: Request[Any]) -> Loop | None:
         """The request as a loop; None if it cannot be done together with others."""
-        if not len(request.data):
-            return None  # there is no step to record
         try:
+            if not len(request.data):
+                return None  # there is no step to record
             loop = self._loops.of(request)
-            hash(loop.key)
-        except Exception as error:
+            hash((loop.key, self._store_id(loop)))
+        except BaseException as error:
+            let_pass(error)
             self._warn(f"clients are answered one by one: {type(error).__name__}: {error}")
             return None
         if loop.draws:
@@ -201,7 +209,8 @@ class Cohort:
                     continue
                 self._most_at_once = max(1, len(wave) // 2)
                 log.warning("out of memory with %d clients at once; retrying with %d", len(wave), self._most_at_once)
-            except Exception as error:
+            except BaseException as error:
+                let_pass(error)
                 # One client's data may be what went wrong: each is answered, or fails, on its own.
                 log.warning("a group of %d was given up (%s: %s); one by one", len(wave), type(error).__name__, error)
                 _freed(error)
@@ -229,7 +238,8 @@ class Cohort:
         try:
             with on(self.device):
                 return self._reference.answer(request)
-        except Exception as error:
+        except BaseException as error:
+            let_pass(error)
             return _freed(error)
 
     def _wave(self, loops: Sequence[Loop]) -> list[Any]:
@@ -326,21 +336,9 @@ class Cohort:
             torch.cuda.empty_cache()
 
 
-def _freed(error: Exception) -> Exception:
+def _freed(error: BaseException) -> BaseException:
     """The error without the tensors that its frames hold, since the next work may need their memory. The traceback
     still says where it was raised."""
     traceback.clear_frames(error.__traceback__)
     rest = error.__traceback__ and error.__traceback__.tb_next
     return error.with_traceback(rest or error.__traceback__)  # the first frame would hold all other answers
-
-
-def _divided(requests: Sequence[Request[Any]], group: Sequence[tuple[int, Loop]]) -> list[Sequence[tuple[int, Loop]]]:
-    """The group in parts that read the same examples with the same feature extractor, if these parts are few. Clients'
-    models often differ only behind the features, which are then computed once for all."""
-    if isinstance(requests[group[0][0]], Fit):
-        return [group]
-    parts: dict[Hashable, list[tuple[int, Loop]]] = {}
-    for i, loop in group:
-        features = [identity(leaf) for name, leaf in requests[i].params.items() if name.startswith("features.")]
-        parts.setdefault((id(loop.data), *features), []).append((i, loop))
-    return sorted(parts.values(), key=len, reverse=True) if 2 * len(parts) <= len(group) else [group]
