@@ -29,7 +29,7 @@ FEW_POINTS = 10
 def save_figure(figure: "Figure", path: Path) -> None:
     """A picture as a file, in the place of what was there, also of a link."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI)
+    figure.savefig(drawn, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)  # no label is cut off
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, drawn.getvalue())  # guard: pictures-not-through-links
 
