@@ -119,8 +119,15 @@ class Watch:
 
     def lent(self, value: Tree, name: str) -> Tree:
         """The tree with copies of its tensors, for this step alone."""
+        leaves: list[Any] = []
+        self._own.append((name, leaves))
+
+        def copy(leaf: Any) -> Any:
+            leaves.append(own := _copy(leaf))
+            return own
+
         with unplaced():
-            return self.given(tree.map(_copy, value), name)
+            return tree.map(copy, value)
 
     def given(self, value: Tree, name: str) -> Tree:
         """The tree as it is: it consists of copies already, for this step alone."""
