@@ -89,7 +89,8 @@ class UploadValidator(Generic[T]):
         for path, role in self._roles.items():
             leaf = given[path]
             if path in here and isinstance(role, Count):
-                flags += [(leaf < 0).any(), (leaf != leaf.floor()).any(), (leaf > _most(role, enrolled)).any()]
+                flags += [(leaf < 0).any(), (leaf > _most(role, enrolled)).any()]
+                flags += [(leaf != leaf.floor()).any()] if leaf.is_floating_point() else []
             elif path in here and isinstance(role, Label):
                 flags.append(((leaf < 0) | (leaf >= self._limits.num_classes)).any())
         flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._prototypes if path in here]

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import sys
 import time
@@ -23,7 +22,7 @@ from protofed.nn.precision import Precision
 from protofed.runtimes.base import Runtime
 from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.sequential import Sequential
-from protofed.runtimes.workers import Workers
+from protofed.runtimes.workers import Workers, may_start_processes
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ class RuntimeSettings:
             alone
             and self.threads == 1  # guard: threads-decide-auto
             and sys.platform == "linux"
-            and not multiprocessing.current_process().daemon  # guard: no-children-of-daemons
+            and may_start_processes()  # guard: no-children-of-daemons
             and len(os.sched_getaffinity(0)) > 1
             and len(task.clients) * training.fraction > 1
             and _steps(task, training) * step_seconds(task, training.batch_size) >= MIN_WORKER_SECONDS

@@ -93,15 +93,18 @@ def _set(settings: Mapping[tuple[Any, str], bool]) -> None:
         setattr(owner, name, value)
 
 
-@contextlib.contextmanager
-def unplaced() -> Iterator[None]:
-    """Out of `on`, for code that names the device itself: the mode slows down every operation."""
-    pop: Any = torch._C._pop_torch_function_stack
-    modes = [pop() for _ in range(torch._C._len_torch_function_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
+class unplaced(contextlib.AbstractContextManager[None]):  # noqa: N801, used as a function
+    """Out of `on`, for code that names the device itself: the mode slows down every operation. Every client passes here
+    several times, so it is written for speed."""
+
+    __slots__ = ("_modes",)
+
+    def __enter__(self) -> None:
+        pop: Any = torch._C._pop_torch_function_stack
+        self._modes = [pop() for _ in range(torch._C._len_torch_function_stack())]
+
+    def __exit__(self, *error: object) -> None:
+        for mode in reversed(self._modes):
             torch._C._push_on_torch_function_stack(mode)
 
 

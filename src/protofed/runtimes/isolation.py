@@ -2,7 +2,7 @@
 
 A step works on copies of its message and of its memory. Examples and the networks' constants are too large to be copied
 for every step: whether they changed is seen from the version that torch counts for a tensor, and from its memory. So a
-change through `.data`, numpy or another alias is not seen in them. In the copies it does no harm to others.
+change through `.data`, numpy or another alias is not seen. In copies for one step alone it does no harm to others.
 """
 
 import signal
@@ -61,23 +61,24 @@ class SharedTensors:
     def _of_networks(self, networks: Networks) -> list[tuple[str, _Shared]]:
         """Those that all clients with these networks see."""
         if id(networks) not in self._networks:
-            tensors = {**networks.initial_buffers, **networks.constants}
-            shared = [(f"the networks' {name}", self._of(leaf)) for name, leaf in tensors.items()]
+            buffers = [(name, self._of(leaf)) for name, leaf in networks.initial_buffers.items()]
+            constants = [(name, self._of(leaf, keeps=False)) for name, leaf in networks.constants.items()]
+            shared = [(f"the networks' {name}", one) for name, one in (*buffers, *constants)]
             self._networks[id(networks)] = networks, shared  # it keeps them alive: others may reuse their id()
         return self._networks[id(networks)][1]
 
-    def _of(self, leaf: Tensor) -> _Shared:
+    def _of(self, leaf: Tensor, keeps: bool = True) -> _Shared:
         """What is known of a tensor, or of what it is a view of: all views of a tensor count their changes together."""
         leaf = leaf if leaf._base is None else leaf._base
-        return self._known.get(id(leaf)) or self._new(leaf)
+        return self._known.get(id(leaf)) or self._new(leaf, keeps)
 
     def forget(self) -> None:
         self._known.clear()
         self._networks.clear()
         self._room = self._most
 
-    def _new(self, leaf: Tensor) -> _Shared:
-        fits = leaf.nbytes <= self._room
+    def _new(self, leaf: Tensor, keeps: bool) -> _Shared:
+        fits = keeps and leaf.nbytes <= self._room
         self._room -= leaf.nbytes if fits else 0
         shared = _Shared(leaf, _stamp(leaf), leaf.detach().clone() if fits else None)
         self._known[id(leaf)] = shared  # it keeps the tensor alive: a new one may reuse its id()
@@ -119,8 +120,15 @@ class Watch:
 
     def lent(self, value: Tree, name: str) -> Tree:
         """The tree with copies of its tensors, for this step alone."""
+        leaves: list[Any] = []
+        self._own.append((name, leaves))
+
+        def copy(leaf: Any) -> Any:
+            leaves.append(own := _copy(leaf))
+            return own
+
         with unplaced():
-            return self.given(tree.map(_copy, value), name)
+            return tree.map(copy, value)
 
     def given(self, value: Tree, name: str) -> Tree:
         """The tree as it is: it consists of copies already, for this step alone."""

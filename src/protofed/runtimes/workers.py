@@ -65,7 +65,7 @@ class Workers:
     def open(self, host: Host) -> AbstractContextManager[None]:
         if sys.platform != "linux":
             raise BadInput(f"the runtime workers needs Linux, and this is {sys.platform}: take sequential")
-        if multiprocessing.current_process().daemon:  # guard: no-processes-in-daemons
+        if not may_start_processes():  # guard: no-processes-in-daemons
             raise BadInput(
                 "the runtime workers cannot start processes here: this is a daemonic process, as those of "
                 "multiprocessing.Pool are. Take sequential or auto, or start runs with concurrent.futures"
@@ -226,6 +226,11 @@ class Workers:
         worker = Worker(self._host)
         self._workers = [*(w for w in self._workers if w.is_alive), worker]
         return worker
+
+
+def may_start_processes() -> bool:
+    """Not in a daemonic process, as those of multiprocessing.Pool are."""
+    return not multiprocessing.current_process().daemon
 
 
 def _seconds_until(deadline: float) -> float | None:
