@@ -18,8 +18,8 @@ import protofed
 from protofed import CCVR, FPL, BadInput, Data, FedAvg, FedFomo, FedProto, LocalOnly, Task
 from protofed.nn.networks import Parts
 from protofed.reports.analysis import gallery
-from protofed.reports.analysis.base import CannotDraw, Drawing, Options, grouped
 from protofed.reports.analysis.curves import calibration, curves, initial, smoothed
+from protofed.reports.analysis.drawing import CannotDraw, Drawing, Options, grouped
 from protofed.reports.analysis.gradcam import cam, centre, gradcam
 from protofed.reports.analysis.relations import relations
 from protofed.reports.analysis.sensitivity import ablation, sensitivity, series

@@ -13,7 +13,7 @@ from protofed.cli.console import AsJson, err, out, print_json, say
 from protofed.errors import BadInput
 
 if TYPE_CHECKING:
-    from protofed.reports.analysis.base import Options
+    from protofed.reports.analysis.drawing import Options
 
 
 def analyse(
@@ -45,7 +45,7 @@ def analyse(
     as_json: AsJson = False,
 ) -> None:
     """Draw figures from finished runs, with the numbers behind them as CSV."""
-    from protofed.reports.analysis.base import Options
+    from protofed.reports.analysis.drawing import Options
     from protofed.reports.analysis.gallery import FIGURES
 
     if list_:

@@ -10,7 +10,7 @@ from protofed.api.evaluation import Outcomes
 from protofed.api.requests import Map
 from protofed.data.batches import Data
 from protofed.engine.federation import Federation
-from protofed.reports.analysis.base import (
+from protofed.reports.analysis.drawing import (
     CannotDraw,
     Drawing,
     Group,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofed.errors import BadInput
-from protofed.reports.analysis.base import CannotDraw, Drawing, Options, write
 from protofed.reports.analysis.curves import calibration, curves, initial
+from protofed.reports.analysis.drawing import CannotDraw, Drawing, Options, write
 from protofed.reports.analysis.gradcam import gradcam
 from protofed.reports.analysis.relations import relations
 from protofed.reports.analysis.sensitivity import ablation, sensitivity

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protofed.data.batches import Data
 from protofed.errors import BadInput
-from protofed.reports.analysis.base import CannotDraw, Drawing, Options, Table, grouped
+from protofed.reports.analysis.drawing import CannotDraw, Drawing, Options, Table, grouped
 from protofed.reports.analysis.style import bare, label, panels
 from protofed.reports.analysis.views import PUBLIC, View, chosen_rounds, client_view, views
 from protofed.runs.loading import SavedRun

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.api.views import Relation
-from protofed.reports.analysis.base import CannotDraw, Drawing, Group, Options, Table, grouped
+from protofed.reports.analysis.drawing import CannotDraw, Drawing, Group, Options, Table, grouped
 from protofed.reports.analysis.style import MANY, MARKERS, SMALL, label, panels, tidy
 from protofed.reports.analysis.views import Observer, chosen_rounds
 from protofed.runs.loading import SavedRun

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from protofed.reports.analysis.base import (
+from protofed.reports.analysis.drawing import (
     CannotDraw,
     Drawing,
     Group,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofed.data.batches import Data
-from protofed.reports.analysis.base import CannotDraw, Drawing, Group, Options, Table, grouped
+from protofed.reports.analysis.drawing import CannotDraw, Drawing, Group, Options, Table, grouped
 from protofed.reports.analysis.style import MANY, MARKERS, SMALL, bare, label, panels
 from protofed.reports.analysis.views import chosen_rounds, sampled, views
 from protofed.runs.loading import SavedRun

@@ -14,7 +14,7 @@ from protofed.data.batches import Batch, Data
 from protofed.errors import BadInput
 from protofed.nn.networks import Model, Networks
 from protofed.prototypes.class_means import FeatureSums, Prototypes
-from protofed.reports.analysis.base import CannotDraw
+from protofed.reports.analysis.drawing import CannotDraw
 from protofed.runs.loading import SavedRun
 from protofed.runs.results import Result
 from protofed.runtimes.base import Job
