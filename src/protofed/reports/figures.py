@@ -26,10 +26,10 @@ FEW_POINTS = 10
 """Up to so many points of a line are marked: a single one would not be seen otherwise."""
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
-    """A picture as a file, in the place of what was there, also of a link."""
+def save_figure(figure: "Figure", path: Path, grows: bool = False) -> None:
+    """A picture as a file, in the place of what was there, also of a link. It may grow to hold labels that stand out."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=DPI, bbox_inches="tight", pad_inches=0.1)  # no label is cut off
+    figure.savefig(drawn, format="png", dpi=DPI, bbox_inches="tight" if grows else None, pad_inches=0.1)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, drawn.getvalue())  # guard: pictures-not-through-links
 

@@ -80,7 +80,7 @@ def write(name: str, drawing: Drawing, folder: Path) -> list[Path]:
     paths = []
     for suffix, figure in drawing.figures.items():
         paths.append(folder / f"{_file_name(name, suffix)}.png")
-        save_figure(figure, paths[-1])
+        save_figure(figure, paths[-1], grows=True)
     for suffix, table in drawing.tables.items():
         paths.append(folder / f"{_file_name(name, suffix)}.csv")
         write_atomically(paths[-1], table.csv().encode())
