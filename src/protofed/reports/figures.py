@@ -27,7 +27,7 @@ FEW_POINTS = 10
 
 
 def save_figure(figure: "Figure", path: Path, grows: bool = False) -> None:
-    """A picture as a file, in the place of what was there, also of a link. It may grow to hold labels that stand out."""
+    """A picture as a file, in the place of what was there, also of a link. It may grow to hold all of its labels."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=DPI, bbox_inches="tight" if grows else None, pad_inches=0.1)
     path.parent.mkdir(parents=True, exist_ok=True)
