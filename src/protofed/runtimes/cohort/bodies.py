@@ -73,6 +73,9 @@ def by_vmap(is_shared: Callable[[Any], bool]) -> Slope:
 
 
 class Body(Protocol):
+    @property
+    def networks(self) -> Networks: ...
+
     def __call__(
         self, carry: Tree, inputs: Tree, batch: Batch, slope: Slope, in_place: bool = False
     ) -> tuple[Tree, Tree]:

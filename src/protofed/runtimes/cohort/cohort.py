@@ -23,11 +23,12 @@ from protofed.errors import BadInput
 from protofed.nn.precision import Precision
 from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
-from protofed.runtimes.cohort.bodies import FitBody
 from protofed.runtimes.cohort.buffers import Buffers, are_common
+from protofed.runtimes.cohort.choice import Choice
 from protofed.runtimes.cohort.executors import EXECUTORS, ExecutorName, Stacked, Streams
 from protofed.runtimes.cohort.groups import divided
 from protofed.runtimes.cohort.lowering import Loop, Lowering
+from protofed.runtimes.cohort.memory import clients_at_once
 from protofed.runtimes.cohort.steps import Step
 from protofed.runtimes.device import CPU, Residence, moved_together, on, unplaced
 from protofed.runtimes.divergence import are_finite, explained
@@ -40,12 +41,7 @@ MOST_CLIENTS = 512
 """Clients that are at work at the same time; a larger round goes in parts."""
 MOST_PROGRAMS = 24
 """Recorded programs that are kept for later rounds; the least recently used is dropped first."""
-MOST_CHOICES = 128
-"""Choices of an executor that are kept, so that no second trial is needed."""
 TRIAL_STEPS = 8
-LONG_STEP = 5e-4
-"""Seconds. A step of training on streams that takes longer is bound by arithmetic, not by launches. Stacking does not
-help there, and a trial of it may take long."""
 
 Executor = Streams | Stacked
 
@@ -75,7 +71,6 @@ class Cohort:
                 "runtime cohort: torch finds no CUDA device here; use the runtime auto, workers or sequential"
             )
         self.precision = precision
-        self._executor = executor
         self._reference = Sequential(str(self.device), precision, deterministic)
         self.store: ClientStore = InMemoryStore()
         self._settings = (str(self.device), precision, executor, deterministic)
@@ -83,7 +78,7 @@ class Cohort:
         self._shared = SharedTensors()
         self._loops = Lowering(precision)
         self._programs: OrderedDict[Hashable, Executor] = OrderedDict()
-        self._choices: dict[Hashable, ExecutorName] = {}
+        self._choice = Choice(executor if self.device.type == "cuda" or executor != "auto" else "streams")
         self._most_at_once = MOST_CLIENTS
         self._warned: set[str] = set()
         self.spans: deque[Span] = deque(maxlen=256)
@@ -96,7 +91,7 @@ class Cohort:
 
     def close(self) -> None:
         self._programs.clear()
-        self._choices.clear()
+        self._choice.forget()
         self._loops.forget()
         self._shared.forget()
 
@@ -196,7 +191,8 @@ class Cohort:
         """The answers of requests that are alike, in waves if they do not fit together."""
         done: list[Any] = []
         while len(done) < len(group):
-            wave = group[len(done) : len(done) + self._most_at_once]
+            rest = group[len(done) :]
+            wave = rest[: min(self._most_at_once, clients_at_once([loop for _, loop in rest], self.device))]
             try:
                 found = self._wave([loop for _, loop in wave])
                 requests[wave[0][0]].networks.check_unchanged()
@@ -265,36 +261,8 @@ class Cohort:
         self.spans.append(Span(type(loops[0].body).__name__, type(executor).__name__, sum(steps), begin, end))
 
     def _executor_for(self, loops: Sequence[Loop]) -> Executor:
-        key = (loops[0].key, are_common(loops))
-        name = self._choices.get(key)
-        if name is None:
-            if len(self._choices) == MOST_CHOICES:
-                self._choices.clear()
-            name = self._choices[key] = self._chosen(loops)
+        name = self._choice.of(loops, lambda name: self._tried(name, loops))
         return self._program(name, loops)
-
-    def _chosen(self, loops: Sequence[Loop]) -> ExecutorName:
-        """The faster executor for these loops, found by a trial whose results are thrown away."""
-        if self._executor != "auto":
-            return self._executor
-        if len(loops) == 1 or self.device.type == "cpu":
-            return "streams"
-        seconds: dict[ExecutorName, float] = {}
-        for name in EXECUTORS:
-            if isinstance(loops[0].body, FitBody) and seconds.get("streams", 0.0) > LONG_STEP:
-                continue  # of other work, clients may share a part, which is done once if they are stacked
-            try:
-                seconds[name] = self._tried(name, loops)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # vmap has no rule for every operation
-                log.info("executor %s cannot do this: %s: %s", name, type(error).__name__, error)
-        if not seconds:
-            raise RuntimeError("no executor can do this")
-        best = min(seconds, key=lambda name: seconds[name])
-        times = ", ".join(f"{name} {1000 * value:.3f} ms" for name, value in seconds.items())
-        log.info("%s for %d clients: %s a client step (%s)", best, len(loops), type(loops[0].body).__name__, times)
-        return best
 
     def _tried(self, name: ExecutorName, loops: Sequence[Loop]) -> float:
         """Seconds for one step of one client, when all clients are at work."""
@@ -313,7 +281,7 @@ class Cohort:
 
     def _program(self, name: ExecutorName, loops: Sequence[Loop]) -> Executor:
         """A program for these loops, from an earlier round if there is one with room for them."""
-        store, common = self._residence.store_of(loops[0].data), name == "stacked" and are_common(loops)
+        store, common = self._residence.store_of(loops[0].data), name != "streams" and are_common(loops)
         key = (name, loops[0].key, self._store_id(loops[0]), common)
         program = self._programs.get(key)
         if program is None or not program.buffers.takes(loops):

@@ -50,7 +50,9 @@ class Loop:
     answer: Callable[[Tree, Tree], Any]
     """Makes the answer to the request, from the last carry and the outputs (S, B, ...) of all steps."""
     draws: bool
-    """Whether its body draws from torch's own generator, as dropout does. Found by a trial."""
+    """Whether its body draws from torch's own generator, as dropout does. Found by a trial, like the next."""
+    step_bytes: int
+    """The memory that a step takes on a GPU."""
     example: Tree = None
     """The output of one batch, for bodies that have outputs."""
 
@@ -79,7 +81,7 @@ class Lowering:
 
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
-        self._seen: dict[Hashable, tuple[Tree, bool]] = {}
+        self._seen: dict[Hashable, _Trial] = {}
         self._fresh: dict[Hashable, tuple[Tree | None, Tensor]] = {}
         self._padded: dict[Hashable, tuple[Tensor, Tensor]] = {}
 
@@ -127,10 +129,10 @@ class Lowering:
         fresh, zero = self._beginning(steady, trained, device)
         start = params, fresh if request.states is None else list(request.states), zero
         key = body if request.fold is None else (body, spec(inputs), request.data.x.shape[1:])
-        zeros, draws = self._tried(key, device, lambda: _step_of(request, plan, body, start, inputs))
-        carry = (*start, zeros)
+        trial = self._tried(key, device, lambda: _step_of(request, plan, body, start, inputs))
+        carry = (*start, trial.value)
         answer = _fitted if request.states is None else _fitted_with_states
-        return Loop(body, carry, inputs, request.data, plan, request.transform, answer, draws)
+        return Loop(body, carry, inputs, request.data, plan, request.transform, answer, trial.draws, trial.num_bytes)
 
     def _beginning(self, optimizer: Optimizer, trained: list[Params], device: torch.device) -> tuple[Tree, Tensor]:
         """The optimisers' states before the first step, and the 0 to which losses are added. Clients share these
@@ -149,31 +151,35 @@ class Lowering:
     def _total(self, request: Total[Any]) -> Loop:
         body = TotalBody(request.networks, request.statistic, self._precision)
         inputs = (dict(request.params), request.context)
-        value, draws = self._output(request, body)
-        sums = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device), value)
-        kinds = [leaf.dtype for leaf in tree.leaves(value)]
+        trial = self._output(request, body)
+        sums = tree.map(lambda leaf: torch.zeros(leaf.shape, dtype=torch.float64, device=leaf.device), trial.value)
+        kinds = [leaf.dtype for leaf in tree.leaves(trial.value)]
 
         def answer(carry: Tree, _: Tree) -> Tree:
             leaves = tree.leaves(carry)
             return tree.with_leaves(carry, [leaf.to(kind) for leaf, kind in zip(leaves, kinds, strict=True)])
 
         plan = _evaluation_plan(len(request.data))
-        return Loop(body, sums, inputs, request.data, plan, request.transform, answer, draws)
+        num_bytes = trial.num_bytes * plan.index.shape[1]
+        return Loop(body, sums, inputs, request.data, plan, request.transform, answer, trial.draws, num_bytes)
 
     def _map(self, request: Map[Any]) -> Loop:
         body = MapBody(request.networks, request.function, self._precision)
         inputs = (dict(request.params), request.context)
-        example, draws = self._output(request, body)
+        trial = self._output(request, body)
         n = len(request.data)
 
         def answer(_: Tree, outputs: Tree) -> Tree:
             return tree.map(lambda leaf: leaf.flatten(0, 1)[:n], outputs)
 
         plan = _evaluation_plan(n)
-        return Loop(body, (), inputs, request.data, plan, request.transform, answer, draws, example)
+        num_bytes = trial.num_bytes * plan.index.shape[1]
+        return Loop(
+            body, (), inputs, request.data, plan, request.transform, answer, trial.draws, num_bytes, trial.value
+        )
 
-    def _output(self, request: Total[Any] | Map[Any], body: TotalBody | MapBody) -> tuple[Tree, bool]:
-        """The output for one example, and whether it took draws."""
+    def _output(self, request: Total[Any] | Map[Any], body: TotalBody | MapBody) -> "_Trial":
+        """With one example."""
         key = (body, spec((request.params, request.context)), request.data.x.shape[1:])
 
         def value() -> Tree:
@@ -183,16 +189,39 @@ class Lowering:
         with torch.no_grad():
             return self._tried(key, request.data.y.device, value)
 
-    def _tried(self, key: Hashable, device: torch.device, work: Callable[[], Tree]) -> tuple[Tree, bool]:
-        """The result of some work, and whether it drew from torch's own generators, which are put back. Tried once for
-        all requests of one kind."""
+    def _tried(self, key: Hashable, device: torch.device, work: Callable[[], Tree]) -> "_Trial":
+        """Some work, done once for all requests of one kind. Generators that it draws from are put back."""
         if key not in self._seen:
             if len(self._seen) == MOST_SEEN:
                 self._seen.clear()
             with on(device), torch.random.fork_rng(devices=[] if device == CPU else [device]):
-                before = _generators(device)
-                self._seen[key] = work(), not all(map(torch.equal, before, _generators(device)))
+                generators, memory = _generators(device), _Memory(device)
+                value = work()
+                draws = not all(map(torch.equal, generators, _generators(device)))
+                self._seen[key] = _Trial(value, draws, memory.peak())
         return self._seen[key]
+
+
+@dataclass(frozen=True)
+class _Trial:
+    value: Tree
+    draws: bool
+    """Whether the work drew from torch's own generators."""
+    num_bytes: int
+    """The memory of a GPU that it took at its peak, beside what was there."""
+
+
+class _Memory:
+    """Of a GPU, since this was made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+
+    def peak(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device) - self._before if self._device.type == "cuda" else 0
 
 
 def _generators(device: torch.device) -> list[Tensor]:
