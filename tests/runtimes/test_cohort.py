@@ -109,7 +109,7 @@ def test_every_optimiser_works_for_each_client_on_its_own(optimizer: Optimizer, 
     """Norms, for one, are taken over one client's gradients, not over those of all. Without decay of the weights Adam
     would make steps of full size out of the rounding errors that are the gradient of a bias before BatchNorm."""
     reference = after(FedAvg(), Sequential(), optimizer=optimizer)
-    assert difference(reference, after(FedAvg(), Cohort("cpu", executor=executor), optimizer=optimizer)) <= 1e-5
+    assert difference(reference, after(FedAvg(), Cohort("cpu", executor=executor), optimizer=optimizer)) <= 1e-4
 
 
 @every_executor

@@ -58,10 +58,10 @@ def test_convolutions_and_their_gradients_are_those_of_torch(shape: tuple[Any, .
     of_x = convolution.input_gradient(grad, weight, (height, width), stride, padding)
     of_weight, of_bias = convolution.weight_gradient(x, grad, kernel, stride, padding)
     for k in range(CLIENTS):
-        leaves = [leaf[k].clone().requires_grad_() for leaf in (x, weight, bias)]
+        leaves = [leaf[k].double().requires_grad_() for leaf in (x, weight, bias)]
         expected = F.conv2d(*leaves, stride, padding)
         is_close(out[k], expected)
-        of_leaves = torch.autograd.grad(expected, leaves, grad[k])
+        of_leaves = torch.autograd.grad(expected, leaves, grad[k].double())
         for found, wanted in zip((of_x[k], of_weight[k], of_bias[k]), of_leaves, strict=True):
             is_close(found, wanted)
 
@@ -70,7 +70,7 @@ def test_images_that_all_clients_share_are_read_in_place() -> None:
     x, weight = draws(0, 3, 2, 8, 8).expand(CLIENTS, 3, 2, 8, 8), draws(1, CLIENTS, 4, 2, 3, 3)
     found = convolution.convolution(x, weight, None, (1, 1), (1, 1))
     for k in range(CLIENTS):
-        is_close(found[k], F.conv2d(x[k], weight[k], padding=1))
+        is_close(found[k], F.conv2d(x[k].double(), weight[k].double(), padding=1))
 
 
 @pytest.mark.parametrize("kernel", [(2, 2), (3, 2)])
@@ -121,6 +121,17 @@ def test_batches_are_fetched_as_the_transform_makes_them(pad: int, flip: bool) -
     now = Draws(*(None if d is None else d[:, 3].flatten(0, 1) for d in (offset, mirrored)), angle=None)
     expected = transform.looked_up(transform.vary(x[row[:, 3].flatten()], now))
     assert torch.equal(found.flatten(0, 1), expected)
+
+
+def test_a_step_of_a_plan_is_read_for_all_clients() -> None:
+    own = torch.Generator().manual_seed(0)
+    label, index = (torch.randint(0, 50, (CLIENTS, 5, 3), generator=own).to(DEVICE) for _ in range(2))
+    weight, number = draws(0, CLIENTS, 5, 3), torch.randint(0, 2**62, (CLIENTS, 5), generator=own).to(DEVICE)
+    is_last = torch.tensor([[False, False, False, True, True], [False, True, True, False, True]], device=DEVICE)
+    fields = [label, weight, index, is_last, number]
+    for step in range(5):
+        found = kernels.planned(fields, torch.tensor([step], device=DEVICE))
+        assert all(torch.equal(one, field[:, step]) for one, field in zip(found, fields, strict=True))
 
 
 # ---- under vmap

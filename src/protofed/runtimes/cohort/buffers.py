@@ -139,14 +139,14 @@ class Buffers:
         def now(plan: Tensor) -> Tensor:
             return plan[clients].index_select(1, counter).squeeze(1)
 
-        return Batch(
-            x=self._inputs(clients, counter, now),
-            y=now(self.label),
-            weight=now(self.weight),
-            index=now(self.index),
-            is_last_epoch=now(self.is_last_epoch),
-            number=now(self.number),
-        )
+        plan = self.label, self.weight, self.index, self.is_last_epoch, self.number
+        if self.x.is_cuda:
+            from protofed.runtimes.cohort.kernels import planned  # Triton comes with torch for GPUs only
+
+            fields = planned([field[clients] for field in plan], counter)
+        else:
+            fields = [now(field) for field in plan]
+        return Batch(self._inputs(clients, counter, now), *fields)
 
     def _inputs(self, clients: slice, counter: Tensor, now: Callable[[Tensor], Tensor]) -> Tensor:
         if self.x.is_cuda and self.transform.is_lookup(self.x, self.draws):

@@ -42,22 +42,21 @@ def weight_gradient(x: Tensor, grad: Tensor, kernel: Pair, stride: Pair, padding
     x, grad = _padded(x, padding), grad.contiguous()
     clients, batch, channels, *size = x.shape
     _, _, outputs, *area = grad.shape
-    columns = _columns(outputs, area[1])
-    depth = channels * kernel[0] * (kernel[1] + (columns - 1) * stride[1])
-    rows, places = outputs * columns, batch * area[0] * area[1] // columns
-    block_o, parts = _block(rows, 64), ceil(places / PART)
-    tile = _gradient_tile(block_o)
-    sums = torch.empty((clients, parts, rows, depth + 1), device=x.device)
-    shapes = {"OUTPUTS": outputs, "CHANNELS": channels, "COLUMNS": columns}
-    shapes |= geometry((size[0], size[1]), (area[0], area[1]), kernel, stride)
-    _gradient_kernel[parts, ceil(rows / block_o) * ceil(depth / tile["BLOCK_K"]), clients](
+    depth, places = channels * kernel[0] * kernel[1], batch * area[0] * area[1]
+    block_o, parts = _block(outputs, 64), ceil(places / PART)
+    tile = _gradient_tile(block_o, depth)
+    sums = torch.empty((clients, parts, outputs, depth + 1), device=x.device)
+    shapes = {"OUTPUTS": outputs, "DEPTH": depth}
+    _gradient_kernel[parts, ceil(outputs / block_o) * ceil(depth / tile["BLOCK_K"]), clients](
         *(x, grad, sums, places, x.stride(0), x.stride(1)),
-        **{**shapes, "PART": PART, "PRECISION": _precision(), "BLOCK_O": block_o, **tile},
+        **shapes,
+        **geometry((size[0], size[1]), (area[0], area[1]), kernel, stride),
+        **{"PART": PART, "PRECISION": _precision(), "BLOCK_O": block_o, **tile},
     )
     of_weight = torch.empty((clients, outputs, channels, *kernel), dtype=x.dtype, device=x.device)
     of_bias = torch.empty((clients, outputs), dtype=x.dtype, device=x.device)
-    block = triton.next_power_of_2(of_weight[0, 0].numel() + 1)
-    _sum_kernel[outputs, clients](*(sums, of_weight, of_bias), **{**shapes, "PARTS": parts, "BLOCK": block})
+    block = triton.next_power_of_2(depth + 1)
+    _sum_kernel[outputs, clients](*(sums, of_weight, of_bias), **shapes, PARTS=parts, BLOCK=block)
     return of_weight, of_bias
 
 
@@ -78,13 +77,12 @@ def _columns(outputs: int, width: int) -> int:
 
 
 def _convolution_tile(block_r: int) -> dict[str, int]:
-    """The fastest of those tried on an H200, on the layers of LeNet and of FedPC's network; likewise the next."""
+    """The fastest of some 500 tried on an H200, on the layers of LeNet and of FedPC's network; likewise the next."""
     return {"BLOCK_P": 128 if block_r == 32 else 256, "BLOCK_K": 16, "num_warps": 4, "num_stages": 3}
 
 
-def _gradient_tile(block_o: int) -> dict[str, int]:
-    block_k, stages = (128, 3) if block_o == 64 else (64, 2)
-    return {"BLOCK_P": 32, "BLOCK_K": block_k, "num_warps": 4, "num_stages": stages}
+def _gradient_tile(block_o: int, depth: int) -> dict[str, int]:
+    return {"BLOCK_P": 32, "BLOCK_K": 128 if block_o == 64 or depth <= 128 else 64, "num_warps": 4, "num_stages": 3}
 
 
 def _block(size: int, most: int) -> int:
@@ -178,67 +176,52 @@ def _correlate_kernel(
 @triton.jit
 def _gradient_kernel(
     x, grad, sums, num_places, x_client, x_image,
-    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
     SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """sums[part, r, k] = Σ of window[k, place] · grad[r, place] over the places of a part; k = DEPTH is the sum of the
-    gradient alone, for the bias. Places, r and k are those of `_correlate_kernel`."""
-    GROUPS: tl.constexpr = OUT_W // COLUMNS
-    WIDE: tl.constexpr = KERNEL_W + (COLUMNS - 1) * STRIDE_W
-    DEPTH: tl.constexpr = CHANNELS * KERNEL_H * WIDE
+    """sums[part, output, k] = Σ of window[k, place] · grad[output, place] over the places of a part; k = DEPTH is the
+    sum of the gradient alone, for the bias. A place is a pixel of an output, k = (channel, row, column) in its window.
+    """
     NUM_K: tl.constexpr = (DEPTH + BLOCK_K - 1) // BLOCK_K
     AREA: tl.constexpr = OUT_H * OUT_W
-    ROWS: tl.constexpr = OUTPUTS * COLUMNS
     part, client = tl.program_id(0), tl.program_id(2).to(tl.int64)
     k = tl.program_id(1) % NUM_K * BLOCK_K + tl.arange(0, BLOCK_K)
-    r = tl.program_id(1) // NUM_K * BLOCK_O + tl.arange(0, BLOCK_O)
-    is_k, is_r = k < DEPTH, r < ROWS
-    shift = k // (KERNEL_H * WIDE) * (SIZE_H * SIZE_W) + (k // WIDE) % KERNEL_H * SIZE_W + k % WIDE
-    output = r // COLUMNS * AREA + r % COLUMNS
+    output = tl.program_id(1) // NUM_K * BLOCK_O + tl.arange(0, BLOCK_O)
+    is_k, is_output = k < DEPTH, output < OUTPUTS
+    shift = k // (KERNEL_H * KERNEL_W) * (SIZE_H * SIZE_W) + (k // KERNEL_W) % KERNEL_H * SIZE_W + k % KERNEL_W
     x += client * x_client
-    grad += client * num_places * ROWS
+    grad += client * num_places * OUTPUTS
     total = tl.zeros((BLOCK_K, BLOCK_O), dtype=tl.float32)
     alone = tl.zeros((BLOCK_O,), dtype=tl.float32)
     for start in range(0, PART, BLOCK_P):
         place = part * PART + start + tl.arange(0, BLOCK_P)
         is_place = place < num_places
-        image, h, w = place // (OUT_H * GROUPS), (place // GROUPS) % OUT_H, place % GROUPS * COLUMNS
+        image, h, w = place // AREA, (place // OUT_W) % OUT_H, place % OUT_W
         corner = image * x_image + h * (STRIDE_H * SIZE_W) + w * STRIDE_W
         window = tl.load(x + (shift[:, None] + corner[None, :]), is_k[:, None] & is_place[None, :], 0.0)
         at = image * (OUTPUTS * AREA) + h * OUT_W + w
-        grads = tl.load(grad + (at[:, None] + output[None, :]), is_place[:, None] & is_r[None, :], 0.0)
+        grads = tl.load(grad + (at[:, None] + output[None, :] * AREA), is_place[:, None] & is_output[None, :], 0.0)
         total = tl.dot(window, grads, total, input_precision=PRECISION)
         alone += tl.sum(grads.to(tl.float32), 0)
-    sums += (client * tl.num_programs(0) + part) * ((DEPTH + 1) * ROWS)
-    tl.store(sums + (k[:, None] + r[None, :] * (DEPTH + 1)), total, is_k[:, None] & is_r[None, :])
+    sums += (client * tl.num_programs(0) + part) * ((DEPTH + 1) * OUTPUTS)
+    tl.store(sums + (k[:, None] + output[None, :] * (DEPTH + 1)), total, is_k[:, None] & is_output[None, :])
     if tl.program_id(1) % NUM_K == 0:
-        tl.store(sums + (r * (DEPTH + 1) + DEPTH), alone, is_r)
+        tl.store(sums + (output * (DEPTH + 1) + DEPTH), alone, is_output)
 
 
 @triton.jit
 def _sum_kernel(
     sums, of_weight, of_bias,
-    OUTPUTS: tl.constexpr, CHANNELS: tl.constexpr, COLUMNS: tl.constexpr, PARTS: tl.constexpr,
-    SIZE_H: tl.constexpr, SIZE_W: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
-    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    BLOCK: tl.constexpr,
+    OUTPUTS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the weights of one output of one client: the sums of all parts and pixels, in order."""
-    WIDE: tl.constexpr = KERNEL_W + (COLUMNS - 1) * STRIDE_W
-    DEPTH: tl.constexpr = CHANNELS * KERNEL_H * WIDE
-    SIZE: tl.constexpr = CHANNELS * KERNEL_H * KERNEL_W
-    ROWS: tl.constexpr = OUTPUTS * COLUMNS
+    """The gradient of the weights of one output of one client: the sums of all parts, in order."""
     output, client = tl.program_id(0), tl.program_id(1).to(tl.int64)
     entry = tl.arange(0, BLOCK)
-    is_bias = entry == SIZE
-    k = tl.where(is_bias, DEPTH, entry // KERNEL_W * WIDE + entry % KERNEL_W)
-    step = tl.where(is_bias, 0, STRIDE_W)
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for part in range(PARTS):
-        at = sums + ((client * PARTS + part) * ROWS + output * COLUMNS) * (DEPTH + 1)
-        for pixel in tl.static_range(COLUMNS):
-            total += tl.load(at + pixel * (DEPTH + 1) + k + pixel * step, entry <= SIZE, 0.0)
-    tl.store(of_weight + (client * OUTPUTS + output) * SIZE + entry, total, entry < SIZE)
-    tl.store(of_bias + client * OUTPUTS + output + 0 * entry, total, is_bias)
+        at = ((client * PARTS + part) * OUTPUTS + output) * (DEPTH + 1)
+        total += tl.load(sums + at + entry, entry <= DEPTH, 0.0)
+    tl.store(of_weight + (client * OUTPUTS + output) * DEPTH + entry, total, entry < DEPTH)
+    tl.store(of_bias + client * OUTPUTS + output + 0 * entry, total, entry == DEPTH)

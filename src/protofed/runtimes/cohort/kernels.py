@@ -78,6 +78,15 @@ def fetched(
     return out
 
 
+def planned(plan: list[Tensor], step: Tensor) -> list[Tensor]:
+    """What a plan says of one step: labels, weights and rows (K, B) from (K, S, B), then the two fields (K,) of the
+    whole batch from (K, S)."""
+    clients, steps, batch = plan[0].shape
+    found = [torch.empty_like(leaf[:, 0], memory_format=torch.contiguous_format) for leaf in plan]
+    _plan_kernel[(clients,)](*plan, step, *found, steps, batch, BLOCK=triton.next_power_of_2(batch))
+    return found
+
+
 def _windows(shape: torch.Size, kernel: Pair) -> dict[str, int]:
     """Of pooling that turns images of this shape into smaller ones."""
     height, width = shape[-2:]
@@ -155,3 +164,20 @@ def _fetch_kernel(
     source = x + tl.load(rows + at) * size + channel * (SIZE_H * SIZE_W) + h * SIZE_W + w
     byte = tl.load(source, is_inside, 0).to(tl.int32)
     tl.store(out + image * size + pixel, tl.load(table + channel * 256 + byte, pixel < size, 0.0), pixel < size)
+
+
+@triton.jit
+def _plan_kernel(
+    label, weight, index, is_last, number, step,
+    out_label, out_weight, out_index, out_is_last, out_number,
+    steps, batch, BLOCK: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(0).to(tl.int64)
+    now = client * steps + tl.load(step)
+    i = tl.arange(0, BLOCK)
+    is_row, source, target = i < batch, now * batch + i, client * batch + i
+    tl.store(out_label + target, tl.load(label + source, is_row), is_row)
+    tl.store(out_weight + target, tl.load(weight + source, is_row), is_row)
+    tl.store(out_index + target, tl.load(index + source, is_row), is_row)
+    tl.store(out_is_last + client, tl.load(is_last + now))
+    tl.store(out_number + client, tl.load(number + now))

@@ -173,6 +173,7 @@ class _MaxPool(torch.autograd.Function):
         (x, ctx.kernel), (_, place) = inputs, output
         ctx.size = tuple(x.shape[-2:])
         ctx.mark_non_differentiable(place)
+        ctx.set_materialize_grads(False)  # else zeros are made for the places
         ctx.save_for_backward(place)
 
     @staticmethod
@@ -210,6 +211,7 @@ class _CrossEntropy(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         _, slope = output
         ctx.mark_non_differentiable(slope)
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(slope)
 
     @staticmethod
