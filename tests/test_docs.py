@@ -310,3 +310,13 @@ def test_relative_links_lead_to_files(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_document_mentions_a_path_of_some_machine(path: Path) -> None:
     assert MACHINE_PATH.findall(path.read_text(encoding="utf-8")) == []
+
+
+NAMED_TESTS = re.compile(r"\]\((?P<file>[^)]*/test_\w+\.py)\): (?P<names>`test_\w+`(?:, `test_\w+`)*)")
+
+
+def test_tests_that_are_named_in_a_table_exist() -> None:
+    page = ROOT / "docs" / "reliability.md"
+    found = [(page.parent / m["file"], re.findall(r"\w+", m["names"])) for m in NAMED_TESTS.finditer(page.read_text())]
+    assert len(found) >= 19
+    assert [(f.name, n) for f, names in found for n in names if f"\ndef {n}(" not in f.read_text()] == []

@@ -1,13 +1,14 @@
-"""Plans read every example once per epoch, and transforms do what slow code does."""
+"""Plans read every example once per epoch, copies leave BatchNorm alone, and transforms do what slow code does."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from doubles import bits
+from protofed import tree
 from protofed.data.batches import Batch, Data, batch_at, evaluation_plan, training_plan
 from protofed.data.transforms import Draws, Transform
 
@@ -39,7 +40,7 @@ def test_data_of_arrays_has_all_their_rows() -> None:
     assert data.labels.tolist() == [2, 0, 1]
 
 
-SIZES = [(10, 4, 3), (8, 4, 2), (1, 4, 2), (3, 8, 1), (5, 1, 2), (7, 7, 1)]
+SIZES = [(10, 4, 3), (8, 4, 2), (1, 4, 2), (3, 8, 1), (5, 1, 2), (7, 7, 1), (9, 4, 2), (5, 64, 2)]
 """Examples, batch size, epochs."""
 
 
@@ -47,20 +48,124 @@ SIZES = [(10, 4, 3), (8, 4, 2), (1, 4, 2), (3, 8, 1), (5, 1, 2), (7, 7, 1)]
 def test_every_epoch_covers_every_row_once_by_weight(n: int, size: int, epochs: int) -> None:
     data, per_epoch = some(n), -(-n // size)
     plan = training_plan(data, size, epochs, Transform(), seeded())
-    assert plan.index.shape == plan.weight.shape == (epochs * per_epoch, size)
+    assert plan.index.shape == plan.weight.shape
+    assert len(plan.index) == epochs * per_epoch
+    assert set(plan.weight.unique().tolist()) <= {0.0, 1.0}
     for epoch in range(epochs):
         steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
         assert sorted(plan.index[steps][plan.weight[steps] == 1].tolist()) == data.index.tolist()
+        assert plan.weight[steps].flatten().tolist() == [1.0] * n + [0.0] * (plan.weight[steps].numel() - n)
 
 
-@pytest.mark.parametrize(("n", "size", "epochs"), SIZES)
-def test_filler_rows_weigh_nothing_and_come_from_the_start_of_their_epoch(n: int, size: int, epochs: int) -> None:
-    plan = training_plan(some(n), size, epochs, Transform(), seeded())
-    assert set(plan.weight.unique().tolist()) <= {0.0, 1.0}
-    assert plan.weight.sum() == n * epochs
-    for order, weight in zip(plan.index.view(epochs, -1), plan.weight.view(epochs, -1), strict=True):
-        assert weight.tolist() == [1.0] * n + [0.0] * (len(order) - n)
-        assert order.tolist() == [order[i % n].item() for i in range(len(order))]
+# Rows of a batch: the batch size, or the next power of two that holds all examples, and never less than four.
+SHAPES = {(290, 100_000): 512, (256, 1000): 256, (47, 64): 64, (47, 50): 50, (25, 64): 32, (9, 100): 16}
+SHAPES |= {(5, 8): 8, (3, 8): 4, (1, 8): 4, (1, 3): 3, (5, 1): 1, (7, 7): 7, (72, 64): 64}
+
+
+@pytest.mark.parametrize(("n", "size"), SHAPES)
+def test_a_batch_is_no_larger_than_the_data_need(n: int, size: int) -> None:
+    plan = training_plan(some(n), size, 2, Transform(pad=1, flip=True, rotation=5), seeded())
+    rows = SHAPES[n, size]
+    assert plan.index.shape == (2 * -(-n // size), rows)
+    # Of each row: its place, its weight, two offsets, a flip and an angle. Of each step: its number, and if it is last.
+    assert sum(leaf.numel() for leaf in tree.leaves(plan)) == len(plan.index) * (6 * rows + 2)
+
+
+# Examples of an epoch, in the order in which they are drawn, and batch size: what the last batch holds.
+LAST = {
+    (10, 4): [8, 9, 8, 9],
+    (11, 4): [8, 9, 10, 8],
+    (72, 64): [*range(64, 72)] * 8,
+    (3, 8): [0, 1, 2, 0],
+    (8, 4): [4, 5, 6, 7],
+    (1, 4): [0, 0, 0, 0],
+    (9, 4): [8, 0, 1, 2],  # copies of one row would have no variance
+    (6, 5): [5, 0, 1, 2, 3],
+}
+
+
+@pytest.mark.parametrize(("n", "size"), LAST)
+def test_a_last_batch_is_filled_with_its_own_rows_in_turn(n: int, size: int) -> None:
+    plan = training_plan(some(n), size, 2, Transform(), seeded())
+    for indices, weights in zip(plan.index.chunk(2), plan.weight.chunk(2), strict=True):
+        order = indices[weights == 1]
+        assert indices[-1].tolist() == order[LAST[n, size]].tolist()
+
+
+@pytest.mark.parametrize(("n", "size"), LAST)
+def test_a_copy_is_varied_as_its_row_is(n: int, size: int) -> None:
+    plan = training_plan(some(n), size, 2, Transform(pad=9, flip=True, rotation=90), seeded())
+    per_epoch = len(plan.index) // 2
+    for draws in (plan.draws.offset, plan.draws.flip, plan.draws.angle):
+        assert draws is not None
+        for epoch in draws.split(per_epoch):
+            drawn = epoch.flatten(0, 1)
+            assert torch.equal(epoch[-1], drawn[LAST[n, size]])
+            assert n == 1 or len(drawn[:n].unique(dim=0)) > 1
+    assert plan.draws.angle is not None
+    assert len(plan.draws.angle.unique()) == 2 * n  # each example of each epoch has its own
+
+
+def test_full_batches_are_drawn_as_ever() -> None:
+    """The order of the draws: shuffles, augmentation, numbers. Rows that count do not depend on those that fill."""
+    draws = seeded(4)
+    plan = training_plan(some(10), 4, 2, Transform(flip=True), seeded(4))
+    orders = torch.stack([torch.randperm(10, generator=draws) for _ in range(2)])
+    flip = torch.rand((6, 4), generator=draws) < 0.5
+    number = torch.randint(2**62, (6,), generator=draws)
+    assert torch.equal(plan.index[plan.weight == 1], 3 * orders.flatten() + 1)
+    assert plan.draws.flip is not None
+    assert torch.equal(plan.draws.flip[plan.weight == 1], flip[plan.weight == 1])
+    assert torch.equal(plan.number, number)
+
+
+def normalised(values: list[float], size: int) -> tuple[float, float, float]:
+    """Mean and variance by which BatchNorm normalises a last batch of these values after one of zeros, and its running
+    variance at a momentum of 1."""
+    n = size + len(values)
+    plan = training_plan(Data.of(torch.zeros(n, 1), torch.zeros(n)), size, 1, Transform(), seeded())
+    x = torch.empty(n, 1)
+    x[plan.index[plan.weight == 1], 0] = torch.tensor([0.0] * size + values)  # in the order of the epoch
+    batch = batch_at(Data.of(x, torch.zeros(n)), plan, 1, Transform())
+    norm = nn.BatchNorm1d(1, momentum=1.0)
+    norm(batch.x)
+    mean, running = norm.running_mean, norm.running_var
+    assert mean is not None
+    assert running is not None
+    return mean.item(), running.item() * (size - 1) / size, running.item()
+
+
+def test_batchnorm_sees_the_statistics_of_the_rows_that_count_where_these_divide_the_batch() -> None:
+    """Of 1 and 5: mean 3, variance 4. Filled from zeros, as it was once, they would be 1.5 and 4.25. The running
+    variance has Bessel's correction of four rows, not of two: 4 · 4/3, where torch's short batch has 4 · 2/1."""
+    assert normalised([1.0, 5.0], 4) == pytest.approx((3.0, 4.0, 16 / 3), abs=1e-5)
+
+
+def test_batchnorm_is_off_by_a_known_share_where_they_do_not() -> None:
+    """Of 3, 6 and 9 in four places the first counts twice: mean 21/4, not 6; variance (2 · 2.25² + 0.75² + 3.75²) / 4,
+    not 6. By the formula of docs/training.md the mean moves by s (r − s) / (r B) = 1 · 2 / (3 · 4) of the gap between 3
+    and the mean of 6 and 9."""
+    mean, variance, _ = normalised([3.0, 6.0, 9.0], 4)
+    assert (mean, variance) == pytest.approx((5.25, 6.1875), abs=1e-5)
+    assert 6.0 - mean == pytest.approx(1 * 2 / (3 * 4) * (7.5 - 3.0), abs=1e-5)
+
+
+def test_a_row_that_is_alone_is_normalised_among_others_of_its_client() -> None:
+    """Of 8 and three zeros: mean 2, variance 12."""
+    assert normalised([8.0], 4)[:2] == pytest.approx((2.0, 12.0), abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 64, 1000])
+def test_rows_of_a_batch_count_almost_equally(size: int) -> None:
+    """The mean of a batch varies by at most an eighth more than that of the rows that count: r Σ p² ≤ 9/8."""
+    for n in range(1, 140):
+        plan = training_plan(some(n), size, 1, Transform(), seeded())
+        for index, weight in zip(plan.index, plan.weight, strict=True):
+            counts = index.unique(return_counts=True)[1]
+            assert counts.max() - counts.min() <= 1
+            if weight.sum() > 1 or n == 1:
+                assert len(counts) == weight.sum()
+                assert len(counts) * (counts / counts.sum()).square().sum() <= 9 / 8 + 1e-6
 
 
 @pytest.mark.parametrize(("n", "size", "epochs"), SIZES)

@@ -1274,4 +1274,28 @@ GUARDS = (
         tests="tests/faults/test_hostile_clients.py -k 'left_out and message and cohort'",
         new="if False:",
     ),
+    Guard(
+        id="batches-as-large-as-data",
+        what="a batch is less than twice as large as the data",
+        tests="tests/data/test_batches.py -k no_larger",
+        swap=("min(size, max(FEWEST_ROWS, 1 << (n - 1).bit_length()))", "size"),
+    ),
+    Guard(
+        id="last-batch-of-its-rows",
+        what="a last batch is filled with its own rows",
+        tests="tests/runtimes/test_sequential.py -k over_a_dataloader",
+        swap=("0 if n % size == 1 else n - n % size", "0"),
+    ),
+    Guard(
+        id="no-batch-of-one-row",
+        what="a last batch of one example has other rows too",
+        tests="tests/data/test_batches.py -k alone",
+        swap=("0 if n % size == 1 else n - n % size", "n - n % size"),
+    ),
+    Guard(
+        id="copies-varied-alike",
+        what="copies of a row have its augmentation",
+        tests="tests/data/test_batches.py -k copy_is_varied",
+        swap=(".copied(source)", ""),
+    ),
 )

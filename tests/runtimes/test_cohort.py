@@ -215,7 +215,7 @@ def test_clients_that_share_a_ragged_context_share_the_padded_one() -> None:
 
 def test_the_number_of_clusters_may_change_without_anything_recorded_anew() -> None:
     runtime = Cohort("cpu")
-    federation = Federation(METHODS["fpl"](), tiny(6), Training(rounds=4, epochs=1, batch_size=8), runtime)
+    federation = Federation(METHODS["fpl"](), tiny(6), Training(rounds=4, epochs=1, batch_size=4), runtime)
     state, numbers = federation.start(), set()
     for _ in range(4):
         state = federation.advance(state)

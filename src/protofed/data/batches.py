@@ -1,8 +1,8 @@
 """Examples of a client, and the seeded plan by which training reads them.
 
 A plan is drawn once per fit and fixes everything: which rows form each batch, and how each row is cropped, flipped and
-turned. All batches of a plan have one shape: the last batch of an epoch is padded with rows from the start of that
-epoch, at weight 0. These count in no loss, but a BatchNorm layer in training mode sees them.
+turned. All batches of a plan have one shape. A batch with fewer rows is filled with copies of them, at weight 0: these
+count in no loss, and change the statistics of BatchNorm little or not at all (docs/training.md says how much).
 """
 
 from math import ceil
@@ -16,13 +16,15 @@ from protofed.seeds import normal
 from protofed.tree import record
 
 EVALUATION_BATCH = 256
+FEWEST_ROWS = 4
+"""Rows of the smallest batch, if `batch_size` allows it. BatchNorm may need two, and a method may halve a batch."""
 
 
 @record
 class Batch:
     x: Tensor  # (B, ...)
     y: Tensor  # (B,)
-    weight: Tensor  # (B,), 0 for padding rows
+    weight: Tensor  # (B,), 0 for rows that fill the batch
     index: Tensor  # (B,), rows of the store; a context may hold more about an example by row
     is_last_epoch: Tensor  # (), whether this is the last pass of the fit over the data
     number: Tensor  # (), int64, the seed of the batch's draws
@@ -77,15 +79,29 @@ class Plan:
 
 
 def training_plan(data: Data, size: int, epochs: int, transform: Transform, generator: torch.Generator) -> Plan:
-    """`epochs` shuffled passes over the data in batches of `size`."""
-    n, steps = len(data), ceil(len(data) / size)
-    filled = torch.arange(steps * size) % n
-    order = torch.stack([torch.randperm(n, generator=generator)[filled] for _ in range(epochs)])
+    """`epochs` shuffled passes over the data in batches of `size` examples."""
+    n, size = len(data), rows_of_batch(len(data), size)
+    steps, source = ceil(n / size), sources(n, size)
+    order = torch.stack([torch.randperm(n, generator=generator)[source] for _ in range(epochs)])
     weight = (torch.arange(steps * size) < n).float().view(steps, size).repeat(epochs, 1)
     last = torch.arange(epochs * steps) >= (epochs - 1) * steps
-    draws = transform.draw(generator, epochs * steps, size)
+    draws = transform.draw(generator, epochs * steps, size).copied(source)  # guard: copies-varied-alike
     number = torch.randint(2**62, (epochs * steps,), generator=generator)
     return Plan(data.index[order].view(-1, size), weight, last, number, draws)
+
+
+def rows_of_batch(n: int, size: int) -> int:
+    """`size`, or the next power of two if all n examples fit into it. So a batch is less than twice as large as the
+    data, and clients of many sizes have few shapes, which a GPU records one by one."""
+    return min(size, max(FEWEST_ROWS, 1 << (n - 1).bit_length()))  # guard: batches-as-large-as-data
+
+
+def sources(n: int, size: int) -> Tensor:
+    """Which of an epoch's n examples stands at each place of its batches. The last batch repeats its own rows in turn.
+    A single row would give BatchNorm a variance of 0, so rows from the start of the epoch follow it."""
+    begin = 0 if n % size == 1 else n - n % size  # guard: last-batch-of-its-rows, no-batch-of-one-row
+    copies = begin + torch.arange(-n % size) % max(n - begin, 1)
+    return torch.cat([torch.arange(n), copies])
 
 
 def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:

@@ -11,7 +11,8 @@ Departures:
 1. The client's step is a guess: with one half of a batch a trial step, with the other half the gradient after it, of
    cross-entropy and of the distance between covariances of features (CORAL) to the received model; to first order.
 2. The halves are every other row of the batch. Where the second has no row of its own, as in a last batch of one, the
-   rows that fill the batch stand in, which are the client's too.
+   rows that fill the batch stand in, which are the client's too. Elsewhere copies fill it; if its rows are odd in
+   number, copies of one half's rows are in the other, where BatchNorm alone sees them.
 3. The trial step is one of plain gradient descent; the outer one is of the configured optimiser.
 4. The statistics of BatchNorm are those of the second half; what the trial step sees does not move them. The received
    model is in evaluation mode.
