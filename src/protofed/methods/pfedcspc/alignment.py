@@ -18,6 +18,8 @@ from protofed.tree import record
 
 APART = 1e-6
 """Two points nearer than this have no direction between them."""
+MOST_CLASSES = 1024
+"""Of the GPU's kernels, which hold the scores of all classes."""
 
 
 @record
@@ -48,7 +50,8 @@ class Alignment:
         """
         loss: Tensor
         tables = shape.unit, shape.is_known, shape.distance, shape.cosine
-        loss, _ = _WithSlope.apply(z, y, weight, *tables, self)  # type: ignore[no-untyped-call]
+        function = _ByKernels if _has_kernels(z, shape) else _WithSlope
+        loss, _ = function.apply(z, y, weight, *tables, self)  # type: ignore[no-untyped-call]
         return loss
 
     def with_slope(self, z: Tensor, y: Tensor, weight: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
@@ -103,6 +106,40 @@ class _WithSlope(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slope,) = ctx.saved_tensors
         return grads[0] * slope, *[None] * 7
+
+
+class _ByKernels(torch.autograd.Function):
+    """The same on a GPU, of one client's batch, or of many with the clients in front."""
+
+    @staticmethod
+    def forward(z: Tensor, y: Tensor, weight: Tensor, *tables: Any) -> tuple[Tensor, Tensor]:
+        from protofed.methods.pfedcspc.alignment_kernel import with_slopes  # Triton comes with torch for GPUs only
+
+        *parts, alignment = tables
+        if z.dim() == 3:
+            return with_slopes(alignment, z, y, weight, Shape(*parts))
+        loss, slope = with_slopes(alignment, z[None], y[None], weight[None], Shape(*(part[None] for part in parts)))
+        return loss[0], slope[0]
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        *leaves, alignment = inputs
+        stacked = [
+            leaf.expand(info.batch_size, *leaf.shape) if dim is None else leaf.movedim(dim, 0)
+            for leaf, dim in zip(leaves, dims, strict=False)
+        ]
+        return _ByKernels.apply(*stacked, alignment), (0, 0)  # type: ignore[no-untyped-call]
+
+    setup_context = _WithSlope.setup_context
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return grads[0][..., None, None] * slope, *[None] * 7
+
+
+def _has_kernels(z: Tensor, shape: Shape) -> bool:
+    return z.is_cuda and z.dtype == torch.float32 and shape.is_known.shape[-1] <= MOST_CLASSES
 
 
 def shape_of(prototypes: Prototypes) -> Shape:
