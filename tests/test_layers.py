@@ -124,6 +124,10 @@ ALLOWED = {
         "a pipe between a process and its own fork, open to nobody else",
     ),
     "runs/sweep.py": (
+        {"import multiprocessing"},
+        "the type of an event",
+    ),
+    "runs/run_process.py": (
         {"import multiprocessing", "concurrent.futures.ProcessPoolExecutor"},
         "a pipe between a process and those that it started itself, open to nobody else",
     ),

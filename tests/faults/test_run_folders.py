@@ -29,10 +29,11 @@ from protofed.errors import BadInput, RunFailed
 from protofed.reports.figures import save_figure
 from protofed.runs.config.config import Config, parse
 from protofed.runs.results import Round, parsed
+from protofed.runs.run_process import folder_of
 from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store import checkpoint, client_state, disk, folder, lock, opening
 from protofed.runs.store.folder import RunFolder
-from protofed.runs.sweep import folder_of, sweep
+from protofed.runs.sweep import sweep
 from run_doubles import small_experiment
 
 ROUNDS, SAVED = 5, 3

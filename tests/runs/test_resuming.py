@@ -12,10 +12,11 @@ from protofed.engine.training import Training
 from protofed.runs.config.config import Config
 from protofed.runs.config.sections import EvaluationSettings
 from protofed.runs.resuming import refuse_other_run, refuse_run_of_other_runtime
+from protofed.runs.run_process import folder_of
 from protofed.runs.runner import Result, execute
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder
-from protofed.runs.sweep import folder_of, sweep
+from protofed.runs.sweep import sweep
 from run_doubles import small_task
 
 FIRST = Config(

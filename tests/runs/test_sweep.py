@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,9 @@ from clocks import PATIENCE
 from protofed.methods.fedavg import FedAvg
 from protofed.runs.config import config
 from protofed.runs.config.config import Config
-from protofed.runs.sweep import _failure, runs_at_once, sweep
+from protofed.runs.places import places
+from protofed.runs.run_process import CONTEXT, RunProcess
+from protofed.runs.sweep import sweep
 
 
 def configs(lr: float = 0.01, rounds: int = 2) -> list[Config]:
@@ -122,22 +123,34 @@ def test_a_process_that_dies_is_named_by_how_it_died(way: str, said: str, tmp_pa
     assert "exit code 143" not in failed.failure
 
 
+def ended_with(error: Exception) -> RunProcess:
+    """A process whose run ended so. It was never started."""
+    process = RunProcess(CONTEXT.Event(), [], {})
+    process.answer.set_exception(error)
+    return process
+
+
 def test_an_error_of_the_pool_itself_is_shown_too() -> None:
-    run: Future[str | None] = Future()
-    run.set_exception(MemoryError("no room on the device"))
-    assert str(_failure(run, is_stopping=False, processes=[])).startswith("MemoryError: no room on the device (")
+    answer = ended_with(MemoryError("no room on the device")).ended(is_stopping=False)
+    assert str(answer.failure).startswith("MemoryError: no room on the device (")
 
 
 def test_a_process_that_dies_while_all_stop_is_no_failure() -> None:
-    run: Future[str | None] = Future()
-    run.set_exception(BrokenProcessPool("a process died"))
-    assert _failure(run, is_stopping=True, processes=[]) is None
-    assert _failure(run, is_stopping=False, processes=[]) is not None
+    assert ended_with(BrokenProcessPool("a process died")).ended(is_stopping=True).failure is None
+    assert ended_with(BrokenProcessPool("a process died")).ended(is_stopping=False).failure is not None
 
 
-@pytest.mark.parametrize(("devices", "count"), [(["cuda"] * 8, 2), (["cuda:0", "cuda:1"], 4), (["cpu"] * 3, 7)])
-def test_few_runs_share_a_gpu(devices: list[str], count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_costs_its_own_run_only(tmp_path: Path) -> None:
+    died, *others = sweep([odd("killed"), *configs(rounds=1)], tmp_path, workers=1)
+    assert "was killed by SIGKILL" in (died.failure or "")
+    assert all(outcome.is_done for outcome in others)
+
+
+@pytest.mark.parametrize(
+    ("devices", "widths"), [(["cuda"] * 8, [2]), (["cuda:0", "cuda:1"], [2, 2]), (["cpu"] * 3, [7])]
+)
+def test_few_runs_share_a_gpu(devices: list[str], widths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
     sections = {"task": {"name": "minidigits"}, "method": {"name": "fedavg"}}
     runs = [config.parse(sections, "test", ["runtime.name=cohort", f"runtime.device={device}"]) for device in devices]
-    assert runs_at_once(runs) == count
+    assert [place.width for place in places(runs)] == widths

@@ -1,5 +1,6 @@
 """`protofed compare` and `protofed demo`: many runs and one report."""
 
+import logging
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -153,6 +154,8 @@ def _outcomes(
     """The outcome of every run, and the exit code if the command was told to stop before they were done; else 0."""
     from protofed.reports import progress
 
+    for name in ("mps", "sweep"):  # how runs share a GPU
+        logging.getLogger(f"protofed.runs.{name}").setLevel(logging.INFO)
     console, configs = err if as_json else out, comparison.configs
     total = sum(config.training.rounds for config in configs)
     methods = ", ".join(next(iter(comparison.runs.values())))

@@ -45,9 +45,9 @@ def run(
     from protofed.reports import progress
     from protofed.runs.config import config as configuration
     from protofed.runs.resuming import refuse_other_run, refuse_run_of_other_runtime
+    from protofed.runs.run_process import folder_of
     from protofed.runs.runner import execute
     from protofed.runs.store.folder import RunFolder
-    from protofed.runs.sweep import folder_of
 
     overrides = [*(set_ or []), *([f"training.seed={seed}"] if seed is not None else [])]
     config = configuration.load(experiment, overrides)

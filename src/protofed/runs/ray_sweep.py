@@ -22,8 +22,9 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
 from protofed.runs.remote import Job, job, versions
+from protofed.runs.run_process import folder_of, reason
 from protofed.runs.store.parcel import Parcel, checked, packed, unpack
-from protofed.runs.sweep import Outcome, folder_of, outcome, reason, rounds_saved, unfinished
+from protofed.runs.sweep import Outcome, outcome, rounds_saved, unfinished
 
 log = logging.getLogger(__name__)
 

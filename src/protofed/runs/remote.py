@@ -19,10 +19,10 @@ from protofed.errors import BadInput
 from protofed.runs.config import config as configuration
 from protofed.runs.config.config import Config
 from protofed.runs.config.user_classes import Importer, import_folders, loaded_from
+from protofed.runs.run_process import one, reason
 from protofed.runs.runtime_choice import Numerics
 from protofed.runs.store.folder import VERSIONS, RunFolder
 from protofed.runs.store.parcel import Parcel, checked, packed, unpack
-from protofed.runs.sweep import one, reason
 from protofed.version import __version__
 
 

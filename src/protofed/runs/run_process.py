@@ -1,0 +1,175 @@
+"""A process that does runs of a comparison, one after another."""
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import torch
+
+from protofed.errors import BadInput, RunFailed
+from protofed.runs.config.config import Config
+from protofed.runs.runner import execute
+from protofed.runs.runtime_choice import Numerics
+from protofed.runs.store.checkpoint import write_atomically
+from protofed.runs.store.folder import RunFolder
+from protofed.stop_signals import held_back, leave_to_parent
+
+log = logging.getLogger(__name__)
+
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a run ended in its process."""
+
+    failure: str | None = None
+    has_gpu: bool = True
+    """Whether the process can still use its GPU. After a fatal error there it cannot, and nor can the processes that
+    share the GPU with it through MPS."""
+
+
+class RunProcess:
+    """A process that does one run at a time. It is started when it is needed, and again if it died."""
+
+    def __init__(self, stop: Event, code_folders: list[str], environment: Mapping[str, str]) -> None:
+        self.identity = ""
+        """The run that is being done; empty: none."""
+        self.answer: Future[Answer] = Future()
+        self._process: set[BaseProcess] = set()
+        self._given = (stop, os.getpid(), code_folders, dict(environment))
+        self._pool = self._new_pool()
+
+    def _new_pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, CONTEXT, _prepare, self._given)
+
+    def begin(self, config: Config, out: Path, on_gpu: bool) -> None:
+        self.identity = config.identity
+        task = partial(_one, config, out, config.runtime.numerics(), on_gpu)
+        before = multiprocessing.active_children()
+        with held_back():  # the pool starts its process now
+            try:
+                self.answer = self._pool.submit(task)
+            except BrokenProcessPool:
+                self._pool, self._process = self._new_pool(), set()
+                self.answer = self._pool.submit(task)
+        self._process |= {*multiprocessing.active_children()} - {*before}
+
+    def ended(self, is_stopping: bool) -> Answer:
+        """How the run ended. A process that dies while all are told to stop is no failure: its run goes on next
+        time."""
+        self.identity = ""
+        try:
+            return self.answer.result()
+        except BrokenProcessPool:
+            self.close()
+            return Answer(None if is_stopping else f"{death([*self._process])}; run the same command again to continue")
+        except Exception as error:
+            return Answer(reason(error))
+
+    def close(self, wait: bool = True) -> None:
+        """Ends the process after its run."""
+        self._pool.shutdown(wait)
+
+
+def folder_of(config: Config, out: Path) -> RunFolder:
+    return RunFolder(out / config.identity)
+
+
+def one(config: Config, folder: RunFolder, should_stop: Callable[[], bool]) -> None:
+    """One run of a sweep, begun or resumed, among others on the same machine."""
+    execute(config.experiment(alone=False), folder, resume=True, should_stop=should_stop)
+
+
+def reason(error: BaseException, whole: Path | None = None) -> str:
+    """Why a run failed, in words. Of an error that nobody foresaw: its type, its message and its place, and where the
+    whole text is, which is written to the file `whole` or logged."""
+    if isinstance(error, BadInput | RunFailed):
+        return str(error)
+    places = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(places[-1].filename).name}, line {places[-1].lineno}, {places[-1].name})" if places else ""
+    said = f"{type(error).__name__}: {error}{place}"
+    try:
+        if whole is not None:
+            write_atomically(whole, "".join(traceback.format_exception(error)).encode(errors="backslashreplace"))
+            return f"{said}; the whole text is in {whole}"
+    except (OSError, RunFailed) as why:
+        log.error("%s could not be written: %s", whole, why)
+    log.error("a run ended with an unexpected error", exc_info=error)
+    return said
+
+
+def death(processes: Sequence[BaseProcess]) -> str:
+    """How a process of a sweep died."""
+    codes = {process.exitcode or 0 for process in processes} - {0, -signal.SIGTERM, 128 + signal.SIGTERM}
+    ways = " and one ".join(map(_way, sorted(codes))) or "ended without a sign why"
+    return f"a process of the comparison {ways}"
+
+
+def _way(code: int) -> str:
+    if code > 0:
+        return f"ended with exit code {code}"
+    memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{memory}"
+
+
+_stop: Event | None = None
+
+
+def _prepare(stop: Event, parent: int, code_folders: list[str], environment: dict[str, str]) -> None:
+    """Prepares a new process. The parent handles signals to stop and passes them on. The process ends with its parent.
+    Configurations are unpickled here, so the folders of the user's own classes must be on the path. CUDA reads the
+    environment when it is first used, which is later."""
+    global _stop
+    _stop = stop
+    os.environ.update(environment)
+    sys.path += [folder for folder in code_folders if folder not in sys.path]
+    leave_to_parent()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process when its parent is gone. A run can be resumed from wherever it ended."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+def _one(config: Config, out: Path, numerics: Numerics, on_gpu: bool) -> Answer:
+    """Not every error could be sent to the parent, which would take that for a death."""
+    assert _stop
+    whole = out / f"{config.identity}.error.txt"
+    try:
+        if not _stop.is_set():
+            if on_gpu and config.runtime.numerics() != numerics:  # it would be another run, on the CPU
+                return Answer("a process of the comparison cannot use the GPU", has_gpu=False)
+            whole.unlink(missing_ok=True)
+            one(config, folder_of(config, out), _stop.is_set)
+    except (Exception, SystemExit) as error:
+        has_gpu = not on_gpu or _answers(config.runtime.device)
+        return Answer(reason(error, whole), has_gpu)  # guard: error-of-a-run-is-told
+    return Answer()
+
+
+def _answers(device: str) -> bool:
+    """Whether this process can use the GPU. CUDA's fatal errors stay until the process ends."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(device or None)
+            return True
+    except RuntimeError as error:
+        log.warning("a process cannot use the GPU any more: %s", error)
+    return False
