@@ -41,9 +41,11 @@ class Buffers:
             self.draws = Draws(
                 *(d if d is None else torch.zeros((*shape, *d.shape[2:]), dtype=d.dtype) for d in _draws(first))
             )
-            self.num_steps = torch.zeros(self.size, dtype=torch.int64)
             self.counter = torch.zeros(self.size, dtype=torch.int64)  # steps taken, by client
             self.carry, self.carry_like = self._buffers(first.carry, interleaved)
+            self._kept: list[Tensor] = []
+            """What clients carried that were done before others: those from number `_first_kept` on."""
+            self._first_kept = self.size
             self.outputs = [
                 torch.zeros((*shape, *leaf.shape[1:]), dtype=leaf.dtype) for leaf in leaves_of(first.example)
             ]
@@ -94,11 +96,10 @@ class Buffers:
                 sources.append(leaf)
         copy(targets, sources)
         self.counter.zero_()
+        self._first_kept = self.size
 
     def _load_plans(self, loops: Sequence[Loop]) -> None:
         """One transfer to the device for each field, for all clients together."""
-        self.num_steps.zero_()
-        self.num_steps[: len(loops)].copy_(torch.tensor([loop.num_steps for loop in loops], device="cpu"))
         loops = loops[:1] if self.common else loops
         for name in ("weight", "is_last_epoch", "number"):
             self._fill(getattr(self, name), [getattr(loop.plan, name) for loop in loops])
@@ -167,9 +168,16 @@ class Buffers:
         x = self.transform.varied(self.x[row.flatten()], draws)
         return x.view(*row.shape, *x.shape[1:])
 
+    def keep(self, clients: slice) -> None:
+        """Saves what these clients carry. Their buffers may be changed by steps of others."""
+        if not self._kept:
+            self._kept = [torch.empty_like(leaf) for leaf in self.carry]
+        self._first_kept = clients.start
+        copy([leaf[clients] for leaf in self._kept], [leaf[clients] for leaf in self.carry])
+
     def result(self, k: int, loop: Loop) -> Any:
         """The answer to a client's request, in new tensors: the next loops overwrite the buffers."""
-        carry = tree.with_leaves(loop.carry, [leaf[k] for leaf in self.carry])
+        carry = tree.with_leaves(loop.carry, [leaf[k] for leaf in (self.carry if k < self._first_kept else self._kept)])
         outputs = [leaf[k, : loop.num_steps] for leaf in self.outputs]
         answer = loop.answer(carry, tree.with_leaves(loop.example, outputs) if outputs else None)
         leaves = tree.leaves(answer)

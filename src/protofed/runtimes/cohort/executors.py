@@ -11,6 +11,7 @@ loop is shorter than those of others stops early.
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -77,23 +78,26 @@ class Stacked:
     def __init__(self, buffers: Buffers) -> None:
         self.buffers = buffers
         self._lane = _Lanes(buffers.device, 1)
-        self._steps: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._steps: dict[int, Callable[[], None]] = {}
 
     def prepare(self, num_steps: Sequence[int]) -> None:
-        for width, masked, _ in _phases(num_steps, self.buffers.size):
-            if (width, masked) not in self._steps:
+        for phase in _phases(num_steps, self.buffers.size):
+            if phase.width not in self._steps:
                 # guard: step-recorded-late-has-batch
                 self.buffers.counter.zero_()  # recording takes a step, and there may be no batch left
-                self._steps[width, masked] = self._lane.recorded(0, partial(self._step, width, masked), is_new=True)
+                self._steps[phase.width] = self._lane.recorded(0, partial(self._step, phase.width), is_new=True)
 
     def run(self, num_steps: Sequence[int]) -> None:
-        """`num_steps` must not rise."""
+        """`num_steps` must not rise. A client that is done may go on beside others, but its results are kept as they
+        were."""
         with self._lane:
-            for width, masked, times in _phases(num_steps, self.buffers.size):
-                for _ in range(times):
-                    self._lane.call(0, self._steps[width, masked])
+            for phase in _phases(num_steps, self.buffers.size):
+                for _ in range(phase.times):
+                    self._lane.call(0, self._steps[phase.width])
+                if phase.finished.start:  # others go on
+                    self.buffers.keep(phase.finished)
 
-    def _step(self, width: int, masked: bool) -> None:
+    def _step(self, width: int) -> None:
         buffers, counter = self.buffers, self.buffers.counter[:1]
         batch = buffers.batch(slice(0, 1 if buffers.common else width), counter)
         if buffers.common:  # vmap then computes once for all what depends on the batch and shared weights alone
@@ -102,13 +106,7 @@ class Stacked:
         inputs = [leaf if shared else leaf[:width] for leaf, shared in zip(buffers.inputs, buffers.shared, strict=True)]
         with _layers(buffers.device):
             step = self._descended if self._is_elementwise else self._mapped
-            new, outputs = step(carry, inputs, batch, in_place=buffers.device.type == "cuda" and not masked)
-        if masked:
-            is_active = counter < buffers.num_steps[:width]
-            new = [
-                torch.where(is_active.view(-1, *[1] * (leaf.dim() - 1)), leaf, old)
-                for leaf, old in zip(new, carry, strict=True)
-            ]
+            new, outputs = step(carry, inputs, batch, in_place=buffers.device.type == "cuda")
         changed = [(old, leaf) for old, leaf in zip(carry, new, strict=True) if leaf is not old]
         copy([old for old, _ in changed], [leaf for _, leaf in changed])
         for buffer, leaf in zip(buffers.outputs, outputs, strict=True):
@@ -232,16 +230,25 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _phases(num_steps: Sequence[int], size: int) -> list[tuple[int, bool, int]]:
-    """The phases of a run, in order: how many clients take a step, whether some of them must be masked since they are
-    done or absent, and how many such steps there are. `size` is the number of clients that there is room for."""
-    phases: list[tuple[int, bool, int]] = []
-    for step in range(num_steps[0]):
-        active = sum(steps > step for steps in num_steps)
-        width = _width(active, size)
-        phase = (width, active < width)
-        times = phases.pop()[2] if phases and phases[-1][:2] == phase else 0
-        phases.append((*phase, times + 1))
+@dataclass(frozen=True)
+class Phase:
+    """Steps of the same clients, in front of which all others are done."""
+
+    width: int
+    """How many clients take these steps."""
+    times: int
+    finished: slice
+    """The clients that are done after them."""
+
+
+def _phases(num_steps: Sequence[int], size: int) -> list[Phase]:
+    """The phases of a run, in order. `size` is the number of clients that there is room for."""
+    phases: list[Phase] = []
+    taken = 0
+    for end in sorted(set(num_steps)):
+        longer, active = sum(steps > end for steps in num_steps), sum(steps >= end for steps in num_steps)
+        phases.append(Phase(_width(active, size), end - taken, slice(longer, active)))
+        taken = end
     return phases
 
 

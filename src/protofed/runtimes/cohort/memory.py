@@ -39,7 +39,8 @@ def bytes_of(loop: Loop) -> int:
     """What one client needs: its buffers, and the memory that a step of it took in its trial."""
     rows = loop.num_steps * loop.batch_size
     outputs = sum(leaf[:1].nbytes for leaf in leaves_of(loop.example))  # of one example
-    return _bytes(loop.carry) + _bytes(loop.inputs) + _bytes(loop.plan) + rows * outputs + loop.step_bytes
+    buffers = 2 * _bytes(loop.carry) + _bytes(loop.inputs) + _bytes(loop.plan) + rows * outputs  # carry and its copy
+    return buffers + loop.step_bytes
 
 
 def _bytes(value: Tree) -> int:
