@@ -85,6 +85,8 @@ DIGITS = Work(
 )
 FEDPC = Work("conv2, batch 10, 100 clients", (500,) * 100, (10_000,), conv2, 10, 5, every=10)
 LENET = Work("LeNet, batch 10, 20 clients", (500,) * 20, (10_000,), lenet_projected, 10, 5)
+SKEWED_SIZES = (5431, 3133, 6232, 5143, 6026, 5522, 5511, 4370, 4721, 3911)
+SKEWED = Work("LeNet, batch 64, 10 clients of pFedCSPC's CIFAR-10", SKEWED_SIZES, (10_000,), lenet_projected, 64, 10)
 
 ROWS: list[tuple[Work, str, Precision, bool, Literal["auto", "streams"]]] = [
     (DIGITS, "fedavg", "bf16", True, "auto"),
@@ -97,6 +99,8 @@ ROWS: list[tuple[Work, str, Precision, bool, Literal["auto", "streams"]]] = [
     (FEDPC, "fedpc", "tf32", True, "auto"),
     (FEDPC, "fedavg", "bf16", True, "auto"),
     (LENET, "fedavg", "tf32", True, "auto"),
+    *((SKEWED, method, "tf32", True, "auto") for method in ("fedavg", "fedgh", "ga", "fednh", "fpl")),
+    *((SKEWED, method, "tf32", True, "auto") for method in ("moon", "fedsr", "pfedcspc", "fedseproto")),
 ]
 """Work, method, precision, whether only repeatable algorithms may be used, and the executor: to try both while cuDNN
 looks for its fastest algorithms takes half a minute."""
@@ -262,6 +266,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="rows whose title holds this")
+    parser.add_argument("--rows", action="store_true", help="without the plain loops and the floor")
     parser.add_argument("--kernels", action="store_true", help="only what a step is spent on")
     options = parser.parse_args()
     if options.kernels:
@@ -290,8 +295,8 @@ def main() -> None:
         cells += [f"{row[f'{what}_over_steps']:.2f}" for what in ("round", "protocol")]
         cells += [row["executor"], f"{row['first_round_s']:.1f}"]
         print(f"| {' | '.join(cells)} | {row['peak_GiB']:.1f} |", flush=True)
-    for work in (DIGITS, FEDPC, LENET):
-        if options.only in work.title:
+    for work in (DIGITS, FEDPC, LENET, SKEWED):
+        if options.only in work.title and not options.rows:
             row = measured(replace(work, epochs=1), "fedavg", Sequential("cuda", "tf32"), 1)  # else it takes minutes
             others = {"protofed, sequential": row["step_ms"]}
             for precision in ("bf16", "tf32"):
