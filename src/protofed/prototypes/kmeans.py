@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from protofed.prototypes.finch import cluster_means, cluster_sizes
+from protofed.prototypes.finch import cluster_means, cluster_sizes, means_and_sizes
 from protofed.tree import record
 
 NOTHING = 1e-10
@@ -151,22 +151,23 @@ def _moved_in_class(points: Tensor, y: Tensor, labels: Tensor, there: Tensor, mo
     """The clusters after some moves of the centres, and whether the last move changed nothing: then no other will. A
     GPU is asked once for all moves whether it did, and whether a cluster lost its last point on the way. If one did,
     the moves are done again, one by one, with care for that."""
-    shape, first = (*there.shape, -1), labels
-    is_there, offset = there[y], y * there.shape[1]
-    is_lost = torch.zeros((), dtype=torch.bool)
+    first, seen = labels, []
+    is_there, offset, (num_classes, num_clusters) = there[y], y * there.shape[1], there.shape
     for _ in range(moves):
         before = labels
-        labels = _nearest_in_class(
-            points, y, cluster_means(points, offset + labels, there.numel()).view(shape), is_there
-        )
-        is_lost = is_lost | _are_lost(y, labels, there).any()
-    lost, changed = torch.stack([is_lost, (labels != before).any()]).tolist()
+        means, sizes = means_and_sizes(points, offset + labels, there.numel())
+        labels = _nearest_in_class(points, y, means.view(num_classes, num_clusters, -1), is_there)
+        seen.append(sizes)
+    seen.append(cluster_sizes(offset + labels, there.numel()))
+    is_lost = there.flatten() & (torch.stack(seen).amin(0) == 0)
+    lost, changed = torch.stack([is_lost.any(), (labels != before).any()]).tolist()
     if not lost:
         return labels, not changed
     labels = first
     for _ in range(moves):
         before = labels
-        labels = _assigned_in_class(points, y, cluster_means(points, offset + labels, there.numel()).view(shape), there)
+        means = cluster_means(points, offset + labels, there.numel())
+        labels = _assigned_in_class(points, y, means.view(num_classes, num_clusters, -1), there)
     return labels, torch.equal(labels, before)
 
 
@@ -189,7 +190,8 @@ def _spread_in_classes(points: Tensor, y: Tensor, count: int, generator: torch.G
 def _assigned_in_class(points: Tensor, y: Tensor, centres: Tensor, there: Tensor) -> Tensor:
     """The nearest of the centres (C, J, K) of its class for each point, (N,); none of them is left without a point."""
     labels = _nearest_in_class(points, y, centres, there[y])
-    for c in _are_lost(y, labels, there).any(-1).nonzero().flatten().tolist():
+    sizes = cluster_sizes(y * there.shape[1] + labels, there.numel()).view_as(there)
+    for c in (there & (sizes == 0)).any(-1).nonzero().flatten().tolist():
         labels[y == c] = assigned(points[y == c], centres[c, there[c]])
     return labels
 
@@ -197,12 +199,7 @@ def _assigned_in_class(points: Tensor, y: Tensor, centres: Tensor, there: Tensor
 def _nearest_in_class(points: Tensor, y: Tensor, centres: Tensor, is_there: Tensor) -> Tensor:
     """The same by distance alone; is_there (N, J) says which clusters the class of a point has."""
     squares = (points[:, None] - centres[y]).square().sum(-1)
-    return squares.masked_fill(~is_there, torch.inf).argmin(-1)
-
-
-def _are_lost(y: Tensor, labels: Tensor, there: Tensor) -> Tensor:
-    """The clusters without points, (C, J)."""
-    return there & (cluster_sizes(y * there.shape[1] + labels, there.numel()).view_as(there) == 0)
+    return torch.where(is_there, squares, torch.inf).argmin(-1)
 
 
 def assigned(points: Tensor, centres: Tensor) -> Tensor:
