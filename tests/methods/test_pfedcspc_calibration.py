@@ -5,16 +5,18 @@ from math import exp, log
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods.pfedcspc.calibration import (
     STRENGTHS,
+    Partners,
     Pool,
     augmented,
     augmented_contrast,
     class_centres,
     drawn_partners,
+    embedded,
     knowledge,
     mixing_weights,
     pooled,
@@ -22,6 +24,7 @@ from protofed.methods.pfedcspc.calibration import (
     weighted_contrast,
 )
 from protofed.methods.pfedcspc.sampling import Slots
+from protofed.nn.networks import Networks
 from protofed.prototypes.class_means import Prototypes, no_prototypes
 
 
@@ -44,8 +47,9 @@ def test_the_pool_holds_the_slots_that_are_filled() -> None:
 
 
 def test_augmentation_by_hand() -> None:
-    u, same, other = torch.tensor([[1.0, 2.0]]), torch.tensor([[[0.0, 0.0]] * 2]), torch.tensor([[[3.0, 4.0]] * 2])
-    positive, negative = augmented(u, same, other, torch.tensor([[0.5, 0.1]]))
+    pool = pool_of([0, 0, 1], [0, 0, 0], torch.tensor([[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]))
+    partners = Partners(torch.tensor([[1, 1, 2, 2]] * 3), torch.tensor([[-0.5, -0.1, 0.5, 0.1]] * 3))
+    positive, negative = augmented(pool.mean[:1], torch.tensor([0]), pool, partners).chunk(2, 1)
     # u + λ (u − same) = (1, 2) + λ (1, 2) and u + λ (other − u) = (1, 2) + λ (2, 2), for λ = 0.5 and 0.1.
     torch.testing.assert_close(positive, torch.tensor([[[1.5, 3.0], [1.1, 2.2]]]))
     torch.testing.assert_close(negative, torch.tensor([[[2.0, 3.0], [1.2, 2.2]]]))
@@ -68,7 +72,7 @@ def test_a_prototype_that_is_alone_in_its_class_is_its_own_positive() -> None:
     partners = drawn_partners(pool, 4, torch.Generator())
     assert partners.same[0].tolist() == [0] * 4
     u = pool.mean[:1]
-    positive, _ = augmented(u, pool.mean[partners.same[:1]], pool.mean[partners.other[:1]], partners.strength[:1])
+    positive, _ = augmented(u, torch.tensor([0]), pool, partners).chunk(2, 1)
     assert torch.equal(positive, u[:, None].expand(-1, 4, -1))
 
 
@@ -101,6 +105,18 @@ def test_the_hinge_is_zero_when_negatives_are_beyond_the_margin() -> None:
     loss = augmented_contrast(z, positive, negative, 1.0)
     assert loss.tolist() == [0.0]
     assert torch.autograd.grad(loss.sum(), z)[0].abs().max() == 0
+
+
+@pytest.mark.parametrize("layers", [[nn.ReLU()], [nn.BatchNorm1d(5)]], ids=["row by row", "rows mixed"])
+def test_pairs_are_embedded_as_on_their_own(layers: list[nn.Module]) -> None:
+    parts = {"features": nn.Identity(), "projection": nn.Sequential(nn.Linear(3, 5), *layers)}
+    networks = Networks(lambda: {**parts, "classifier": nn.Linear(5, 2)})
+    u, pairs = torch.randn(2, 4, 6, 3, generator=torch.Generator().manual_seed(0)).unbind()
+    u = u[:, 0]
+    z, others = embedded(networks.model(networks.init(0), training=True), u, pairs)
+    model = networks.model(networks.init(0), training=True)
+    torch.testing.assert_close(z, model.embedding(u))
+    torch.testing.assert_close(others, model.embedding(pairs.flatten(0, 1)).view(4, 6, 5))
 
 
 # ---- the contrast across clients, Eq. (12)

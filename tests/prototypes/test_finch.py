@@ -12,7 +12,16 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from protofed.prototypes import finch as finch_module
-from protofed.prototypes.finch import cluster_means, finch, first_neighbours, linked, product_error
+from protofed.prototypes.finch import (
+    cluster_means,
+    cluster_sizes,
+    finch,
+    first_neighbours,
+    linked,
+    means_by_product,
+    members,
+    product_error,
+)
 
 Points = NDArray[np.float64]
 Partition = set[frozenset[int]]
@@ -192,6 +201,15 @@ def test_cluster_means_by_hand() -> None:
     means = cluster_means(points, torch.tensor([1, 1, 0]))
     assert means.dtype == torch.float64
     assert means.tolist() == [[10, 20], [2, 4]]
+
+
+def test_means_by_a_product_are_those_of_sums() -> None:
+    points = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.arange(50) % 7
+    found, sizes = means_by_product(points, members(labels, 8))
+    torch.testing.assert_close(found, cluster_means(points, labels, 8), equal_nan=True)
+    assert found[7].isnan().all()
+    assert cluster_sizes(labels, 8).tolist() == sizes.tolist() == [8, *[7] * 6, 0]
 
 
 KINDS = ("noise", "clumps", "doubles", "equal", "opposite", "zeros", "1e-3", "1e-4", "1e-5", "1e-7", "1e-13")

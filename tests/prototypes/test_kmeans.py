@@ -12,6 +12,7 @@ from torch import Tensor
 from protofed.prototypes.finch import cluster_means
 from protofed.prototypes.kmeans import (
     Partition,
+    _moved_in_class,
     _spread_in_classes,
     assigned,
     kmeans,
@@ -290,6 +291,37 @@ def test_the_result_inside_classes_is_settled() -> None:
     for c in range(4):
         mine = points[y == c].double()
         assert torch.equal(assigned(mine, cluster_means(mine, labels[y == c])), labels[y == c])
+
+
+def random_classes(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Points, some of which coincide, their classes and first clusters, and which clusters there are."""
+    points = torch.randn(40, 2, generator=draws(seed)).mul(2).round().double()
+    y = torch.randint(0, 3, (40,), generator=draws(seed + 1))
+    return points, y, torch.arange(40) % 4, torch.ones(3, 4, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("moves", [1, 8])
+@pytest.mark.parametrize("seed", range(10))
+def test_moves_together_are_those_of_each_class_one_by_one(seed: int, moves: int) -> None:
+    points, y, labels, there = random_classes(seed)
+    found, is_settled = _moved_in_class(points, y, labels, there, moves)
+    before = labels
+    for _ in range(moves):
+        before, labels = labels, labels.clone()
+        for c in range(3):
+            mine = points[y == c]
+            labels[y == c] = assigned(mine, cluster_means(mine, before[y == c], 4))
+    assert torch.equal(found, labels)
+    assert is_settled == torch.equal(labels, before)
+
+
+def test_a_cluster_that_loses_all_points_gets_the_farthest() -> None:
+    # The means are −5, 5 and 0, to which no point is nearest: 1.5 from its mean, −6.5 is the farthest.
+    points = torch.tensor([[-6.5], [-3.5], [4.0], [6.0], [-5.0], [5.0]]).double()
+    labels = torch.tensor([0, 0, 1, 1, 2, 2])
+    found, is_settled = _moved_in_class(points, 0 * labels, labels, torch.ones(1, 3, dtype=torch.bool), 1)
+    assert found.tolist() == [2, 0, 1, 1, 0, 1]
+    assert not is_settled
 
 
 def test_a_class_of_fewer_points_than_clusters_has_one_for_each() -> None:

@@ -12,6 +12,9 @@ BLOCK = 256
 TILE = 4096
 """How many rows of a matrix of similarities are held at a time; a multiple of BLOCK."""
 
+MOST_MEMBERS = 2**25
+"""Points times clusters up to which a GPU may note for each pair whether they belong together."""
+
 
 def first_neighbours(points: Tensor) -> Tensor:
     """The other point of highest cosine similarity, for each of two or more points; the first of equals, (N,)."""
@@ -83,9 +86,36 @@ def linked(neighbours: Tensor) -> Tensor:
 
 def cluster_means(points: Tensor, labels: Tensor, num_clusters: int = 0) -> Tensor:
     """The unweighted mean of the points of each cluster, (J, D), in float64; NaN for a cluster without points."""
+    return means_and_sizes(points, labels, num_clusters)[0]
+
+
+def means_and_sizes(points: Tensor, labels: Tensor, num_clusters: int = 0) -> tuple[Tensor, Tensor]:
+    """These means, and how many points each cluster has, (J,)."""
+    points = points.double()
+    if points.is_cuda and num_clusters and num_clusters * len(labels) <= MOST_MEMBERS:
+        return means_by_product(points, members(labels, num_clusters))
     sizes = labels.bincount(minlength=num_clusters)
     total = torch.zeros(len(sizes), points.shape[1], dtype=torch.float64)
-    return total.index_add_(0, labels, points.double()).div_(sizes[:, None])
+    return total.index_add_(0, labels, points).div_(sizes[:, None]), sizes
+
+
+def members(labels: Tensor, num_clusters: int) -> Tensor:
+    """Whether each cluster has each point, (J, N)."""
+    return torch.arange(num_clusters, device=labels.device)[:, None] == labels
+
+
+def means_by_product(points: Tensor, has: Tensor) -> tuple[Tensor, Tensor]:
+    """The same for a GPU, of points (N, D) in float64: without a sort, and the CPU need not wait."""
+    count = has.double()
+    sizes = count.sum(-1)
+    return (count @ points).div_(sizes[:, None]), sizes
+
+
+def cluster_sizes(labels: Tensor, num_clusters: int) -> Tensor:
+    """How many of the labels (N,) are those of each cluster, (J,)."""
+    if labels.is_cuda and num_clusters * len(labels) <= MOST_MEMBERS:
+        return members(labels, num_clusters).sum(-1)  # for bincount the CPU waits for the GPU
+    return labels.bincount(minlength=num_clusters)
 
 
 def finch(points: Tensor) -> list[Tensor]:

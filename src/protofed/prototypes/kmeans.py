@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from protofed.prototypes.finch import cluster_means
+from protofed.prototypes.finch import cluster_means, cluster_sizes, means_and_sizes
 from protofed.tree import record
 
 NOTHING = 1e-10
@@ -19,6 +19,8 @@ NEGLIGIBLE = 1e-300
 RESTARTS = 10
 MAX_STEPS = 300
 """Moves of the centres in one restart; few are ever needed."""
+MOVES_TOGETHER = 8
+"""Moves of the centres before a GPU is asked whether they still change anything."""
 CANDIDATES = range(2, 11)
 """Numbers of clusters that are tried where none is given."""
 
@@ -137,13 +139,36 @@ def kmeans_of_classes(points: Tensor, y: Tensor, num_clusters: int, generator: t
     sizes = y.bincount(minlength=num_classes)
     there = torch.arange(num_clusters) < sizes[:, None]  # (C, J), whether a class has a cluster of this number
     labels = _assigned_in_class(points, y, points[_spread_in_classes(points, y, num_clusters, generator)], there)
-    for _ in range(MAX_STEPS):
-        means = cluster_means(points, y * num_clusters + labels, num_classes * num_clusters)
-        moved = _assigned_in_class(points, y, means.view(num_classes, num_clusters, -1), there)
-        if torch.equal(moved, labels):
+    together = MOVES_TOGETHER if points.is_cuda else 1
+    for done in range(0, MAX_STEPS, together):
+        labels, is_settled = _moved_in_class(points, y, labels, there, min(together, MAX_STEPS - done))
+        if is_settled:
             break
-        labels = moved
     return labels
+
+
+def _moved_in_class(points: Tensor, y: Tensor, labels: Tensor, there: Tensor, moves: int) -> tuple[Tensor, bool]:
+    """The clusters after some moves of the centres, and whether the last move changed nothing: then no other will. A
+    GPU is asked once for all moves whether it did, and whether a cluster lost its last point on the way. If one did,
+    the moves are done again, one by one, with care for that."""
+    first, seen = labels, []
+    is_there, offset, (num_classes, num_clusters) = there[y], y * there.shape[1], there.shape
+    for _ in range(moves):
+        before = labels
+        means, sizes = means_and_sizes(points, offset + labels, there.numel())
+        labels = _nearest_in_class(points, y, means.view(num_classes, num_clusters, -1), is_there)
+        seen.append(sizes)
+    seen.append(cluster_sizes(offset + labels, there.numel()))
+    is_lost = there.flatten() & (torch.stack(seen).amin(0) == 0)
+    lost, changed = torch.stack([is_lost.any(), (labels != before).any()]).tolist()
+    if not lost:
+        return labels, not changed
+    labels = first
+    for _ in range(moves):
+        before = labels
+        means = cluster_means(points, offset + labels, there.numel())
+        labels = _assigned_in_class(points, y, means.view(num_classes, num_clusters, -1), there)
+    return labels, torch.equal(labels, before)
 
 
 def _spread_in_classes(points: Tensor, y: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -164,13 +189,17 @@ def _spread_in_classes(points: Tensor, y: Tensor, count: int, generator: torch.G
 
 def _assigned_in_class(points: Tensor, y: Tensor, centres: Tensor, there: Tensor) -> Tensor:
     """The nearest of the centres (C, J, K) of its class for each point, (N,); none of them is left without a point."""
-    squares = (points[:, None] - centres[y]).square().sum(-1)
-    labels = torch.where(there[y], squares, torch.inf).argmin(-1)
-    num_clusters = there.shape[1]
-    has_points = (y * num_clusters + labels).bincount(minlength=there.numel()).view_as(there) > 0
-    for c in (there & ~has_points).any(-1).nonzero().flatten().tolist():
+    labels = _nearest_in_class(points, y, centres, there[y])
+    sizes = cluster_sizes(y * there.shape[1] + labels, there.numel()).view_as(there)
+    for c in (there & (sizes == 0)).any(-1).nonzero().flatten().tolist():
         labels[y == c] = assigned(points[y == c], centres[c, there[c]])
     return labels
+
+
+def _nearest_in_class(points: Tensor, y: Tensor, centres: Tensor, is_there: Tensor) -> Tensor:
+    """The same by distance alone; is_there (N, J) says which clusters the class of a point has."""
+    squares = (points[:, None] - centres[y]).square().sum(-1)
+    return torch.where(is_there, squares, torch.inf).argmin(-1)
 
 
 def assigned(points: Tensor, centres: Tensor) -> Tensor:

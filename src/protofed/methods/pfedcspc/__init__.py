@@ -59,7 +59,7 @@ from protofed.methods._shared.wrappers import base_errors, published
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.pfedcspc import calibration, sampling
 from protofed.methods.pfedcspc.alignment import Alignment, Shape, shape_of
-from protofed.methods.pfedcspc.calibration import Partners, Pool
+from protofed.methods.pfedcspc.calibration import Contrasts, Partners, Pool
 from protofed.methods.pfedcspc.records import Guidance, Kept, Knowledge, Published, SampledUpload
 from protofed.methods.pfedcspc.sampling import Slots
 from protofed.nn.networks import Model, Parts, matching, without
@@ -251,21 +251,19 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
 
     def calibration_loss(self, model: Model, batch: Batch, pool: Pool, partners: Partners, is_known: Tensor) -> Tensor:
         """The server's objective, Eq. (17)."""
-        z, rows = model.embedding(batch.x), batch.index
-        loss = known_cross_entropy(model.classifier(z), batch.y, is_known)
         if "projection" not in model.networks.parts:  # both contrasts would be constants
-            return batch.mean(loss)
-        if self.contrast:
-            client, weight = pool.client[rows], batch.weight
-            separation = calibration.weighted_contrast(z, batch.y, client, weight, self.temperature, self.easy_weight)
-            loss = loss + self.contrast_weight * separation
+            return batch.mean(known_cross_entropy(model.classifier(batch.x), batch.y, is_known))
+        rows = batch.index
         if self.augmentation:
-            same, other = pool.mean[partners.same[rows]], pool.mean[partners.other[rows]]  # (B, A, D)
-            pairs = torch.stack(calibration.augmented(batch.x, same, other, partners.strength[rows]))
-            positive, negative = model.embedding(pairs.flatten(0, 2)).view(*pairs.shape[:3], -1)
-            hinge = calibration.augmented_contrast(z, positive, negative, self.margin)
-            loss = loss + self.contrast_weight * hinge
-        return batch.mean(loss)
+            z, pairs = calibration.embedded(model, batch.x, calibration.augmented(batch.x, rows, pool, partners))
+        else:
+            z = model.embedding(batch.x)
+            pairs = z.new_empty(len(z), 0, z.shape[1])
+        contrasts = Contrasts(
+            *(self.contrast, self.augmentation, self.contrast_weight),
+            *(self.temperature, self.easy_weight, self.margin),
+        )
+        return contrasts.objective(model.classifier(z), z, pairs, pool.client[rows], is_known, batch)
 
     # ---- the client's half
 

@@ -1,13 +1,18 @@
 """Prototypes of many clients as a training set for the server: augmented, contrasted, and made into exemplars."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from protofed.api.contexts import ServerContext
 from protofed.api.requests import Objective
-from protofed.data.batches import Data
+from protofed.data.batches import Batch, Data
+from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods.pfedcspc.sampling import Slots
+from protofed.nn.networks import Model
 from protofed.nn.precision import product
 from protofed.optim.optimizers import Sgd
 from protofed.prototypes.class_means import Prototypes
@@ -18,6 +23,11 @@ STRENGTHS = (0.1, 0.3, 0.5)
 """The values that λ of Eq. (10) is drawn from."""
 BATCH = 100
 """Prototypes in a batch of the calibration."""
+
+ROW_BY_ROW = (nn.Sequential, nn.Linear, nn.ReLU, nn.LeakyReLU, nn.GELU, nn.Tanh, nn.Identity, nn.LayerNorm)
+"""Layers that treat each row of a batch as if it were alone."""
+MOST_TOGETHER = 1024
+"""Rows of a batch, or classes, that one program of the GPU's kernels holds."""
 
 Steps = list[tuple[int, float]]
 """Epochs and learning rate of consecutive fits."""
@@ -34,11 +44,90 @@ class Pool:
 
 @record
 class Partners:
-    """What each prototype is augmented with, `A` times over."""
+    """What each prototype is augmented with: first `A` others of its class, then `A` of another class."""
 
-    same: Tensor  # (M, A), rows of the pool: another prototype of the class, or itself
-    other: Tensor  # (M, A), rows of the pool: a prototype of another class, or itself
-    strength: Tensor  # (M, A), λ
+    rows: Tensor  # (M, 2 · A), of the pool; its own where there is no other
+    step: Tensor  # (M, 2 · A), −λ and then λ: the share of the way to the partner
+
+    @property
+    def same(self) -> Tensor:
+        return self.rows[:, : self.rows.shape[1] // 2]
+
+    @property
+    def other(self) -> Tensor:
+        return self.rows[:, self.rows.shape[1] // 2 :]
+
+    @property
+    def strength(self) -> Tensor:
+        """λ, (M, A)."""
+        return self.step[:, self.step.shape[1] // 2 :]
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """The contrasts of the server's objective, Eq. (11) and (12), and their settings."""
+
+    across: bool
+    """Whether prototypes are contrasted across clients, Eq. (12)."""
+    augmented: bool
+    """Whether augmented prototypes are, Eq. (11)."""
+    weight: float
+    temperature: float
+    easy_weight: float
+    margin: float
+
+    def objective(
+        self, logits: Tensor, z: Tensor, pairs: Tensor, client: Tensor, is_known: Tensor, batch: Batch
+    ) -> Tensor:
+        """Eq. (17), of logits (B, C), embeddings (B, P) and embedded pairs (B, 2 · A, P), ()."""
+        if _has_kernels(z, logits):
+            inputs = batch.y, client, batch.weight, is_known
+            loss: Tensor = _ByKernels.apply(logits, z, pairs, *inputs, self)[0]  # type: ignore[no-untyped-call]
+            return loss
+        each = known_cross_entropy(logits, batch.y, is_known)
+        if self.across:
+            separation = weighted_contrast(z, batch.y, client, batch.weight, self.temperature, self.easy_weight)
+            each = each + self.weight * separation
+        if self.augmented:
+            positive, negative = pairs.chunk(2, dim=1)
+            each = each + self.weight * augmented_contrast(z, positive, negative, self.margin)
+        return batch.mean(each)
+
+
+class _ByKernels(torch.autograd.Function):
+    """The objective on a GPU, and its gradients at logits, embeddings and pairs."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        from protofed.methods.pfedcspc.calibration_kernel import with_slopes  # Triton comes with torch for GPUs only
+
+        *tensors, contrasts = inputs
+        loss, slopes = with_slopes(contrasts, *tensors)
+        return loss, *slopes
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """One after another: there is one server."""
+        *tensors, contrasts = inputs
+        found = []
+        for k in range(info.batch_size):
+            of_one = [leaf if dim is None else leaf.select(dim, k) for leaf, dim in zip(tensors, dims, strict=False)]
+            found.append(_ByKernels.apply(*of_one, contrasts))  # type: ignore[no-untyped-call]
+        return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * 4
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, *slopes = output
+        ctx.mark_non_differentiable(*slopes)
+        ctx.save_for_backward(*slopes)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *(grads[0] * slope for slope in ctx.saved_tensors), *[None] * 5
+
+
+def _has_kernels(z: Tensor, logits: Tensor) -> bool:
+    return z.is_cuda and z.dtype == torch.float32 and max(len(z), logits.shape[-1]) <= MOST_TOGETHER
 
 
 def pooled(slots: list[Slots], num_classes: int) -> Pool:
@@ -73,7 +162,8 @@ def drawn_partners(pool: Pool, count: int, generator: torch.Generator) -> Partne
         else:
             other[rows] = rows[_drawn(~is_same, count, generator)]
     strengths = torch.tensor(STRENGTHS)
-    return Partners(same, other, strengths[torch.randint(len(strengths), same.shape, generator=generator)])
+    strength = strengths[torch.randint(len(strengths), same.shape, generator=generator)]
+    return Partners(torch.cat([same, other], 1), torch.cat([-strength, strength], 1))
 
 
 def _drawn(may: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -84,10 +174,22 @@ def _drawn(may: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.multinomial(weight, count, replacement=True, generator=generator)
 
 
-def augmented(u: Tensor, same: Tensor, other: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
-    """u⁺, beyond u as seen from its own class, and u⁻, on the way to another class; (B, A, D) each, Eq. (10)."""
-    u, strength = u[:, None], strength[..., None]
-    return u + strength * (u - same), u + strength * (other - u)
+def augmented(u: Tensor, rows: Tensor, pool: Pool, partners: Partners) -> Tensor:
+    """u⁺, beyond u (B, D) as seen from its own class, then u⁻, on the way to another class, (B, 2 · A, D), Eq. (10).
+    `rows` (B,) are those of u in the pool."""
+    u, step = u[:, None], partners.step[rows][..., None]
+    return torch.addcmul(u, step, pool.mean[partners.rows[rows]] - u)
+
+
+def embedded(model: Model, u: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """The embeddings of prototypes (B, D) and of their pairs (B, 2 · A, D), computed together where no layer mixes the
+    rows of a batch."""
+    if all(type(layer) in ROW_BY_ROW for layer in model.networks.modules("projection")):
+        sizes = [len(u), len(u) * pairs.shape[1]]
+        z, others = torch.split(model.embedding(torch.cat([u, pairs.flatten(0, 1)])), sizes)
+    else:
+        z, others = model.embedding(u), model.embedding(pairs.flatten(0, 1))
+    return z, others.view(*pairs.shape[:2], -1)
 
 
 def augmented_contrast(z: Tensor, positive: Tensor, negative: Tensor, margin: float) -> Tensor:
