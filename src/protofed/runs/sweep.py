@@ -145,6 +145,7 @@ class _Runs:
             for process in place.busy:
                 if process.answer.done():
                     self._note(place, process)
+            place.share(sum(place.takes(self.configs[identity]) for identity in self.queue))
 
     def _note(self, place: Place, process: RunProcess) -> None:
         identity, answer = process.identity, process.ended(self.stop.is_set())
