@@ -65,6 +65,8 @@ def test_the_gpu_is_not_part_of_what_names_a_run() -> None:
 @pytest.mark.parametrize(
     ("given", "count", "names"),
     [
+        (None, 0, [""]),
+        ("", 0, [""]),
         (None, 1, [""]),
         (None, 2, ["GPU-uuid0", "GPU-uuid1"]),
         ("3", 1, ["GPU-uuid0"]),
@@ -119,6 +121,12 @@ def place_with(notes: list[tuple[Beat, tuple[int, int]]]) -> Place:
         process.notes.add(beat, memory)
         place.processes.insert(0, process)
     return place
+
+
+def test_a_gpu_without_a_run_is_no_trouble() -> None:
+    place = place_with([])
+    place.share(waiting=3)
+    assert place.width == 2
 
 
 def test_the_runs_that_began_last_pause() -> None:

@@ -157,7 +157,7 @@ def _outcomes(
     """The outcome of every run, and the exit code if the command was told to stop before they were done; else 0."""
     from protofed.reports import progress
 
-    for name in ("mps", "places"):  # how runs share a GPU
+    for name in ("mps", "places", "sweep"):  # how runs share a GPU
         logging.getLogger(f"protofed.runs.{name}").setLevel(logging.INFO)
     console, configs = err if as_json else out, comparison.configs
     total = sum(config.training.rounds for config in configs)

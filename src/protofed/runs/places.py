@@ -63,7 +63,8 @@ class Place:
     def _room(self) -> int:
         """How many more runs fit into the GPU's memory. They may need more than those that are there."""
         memory = [process.notes.memory for process in self.processes]
-        had, free = max(had for had, _ in memory), min(free for _, free in memory)
+        had = max((had for had, _ in memory), default=0)
+        free = min((free for _, free in memory if free), default=0)
         return int(free / (SPARE * (had + CONTEXT_BYTES)))
 
     def renew(self) -> None:
@@ -92,23 +93,17 @@ def places(configs: Sequence[Config], workers: int | None = None) -> list[Place]
     cores = [Place("the CPU", workers or os.cpu_count() or 1)] if len(on_gpus) < len(configs) else []
     if not on_gpus:
         return cores
-    names = visible_gpus()
     numbers = {torch.device(config.runtime.device or "cuda").index for config in on_gpus}
     if numbers == {None}:
-        gpus = [
-            Place(f"GPU {k}" if len(names) > 1 else "the GPU", 0, device=k, takes_any_gpu_run=True)
-            for k in range(len(names))
-        ]
-        for place, name in zip(gpus, names, strict=True):
-            place.environment = {VISIBLE: name} if name else {}
+        names = visible_gpus()
+        environments = [{VISIBLE: name} if name else {} for name in names]
+        gpus = [Place(f"GPU {k}", 0, None, k, True, environment) for k, environment in enumerate(environments)]
     else:
-        found = sorted({number or 0 for number in numbers})
-        gpus = [Place(f"GPU {k}", 0, device=k, takes_any_gpu_run=k == 0, environment=gpu_environment()) for k in found]
+        named = sorted({number or 0 for number in numbers})
+        gpus = [Place(f"GPU {k}", 0, None, k, k == 0, gpu_environment()) for k in named]
     for place in gpus:
         place.most = workers or max(FIRST, (os.cpu_count() or 1) // len(gpus))
         place.sharing = None if workers else Sharing(place.most)
-        if place.sharing:
-            log.info("%s: %d runs at a time to begin with; --jobs sets another number", place.name, place.width)
     return cores + gpus
 
 
@@ -122,7 +117,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that this process sees, by names that mean the same in every process. Numbers do not: MPS counts the
     GPUs that its daemon sees from 0. The name of the only GPU of a machine is not needed and empty."""
     count = torch.cuda.device_count()
-    if environment.get(VISIBLE) is None and count <= 1:
+    if not count or (environment.get(VISIBLE) is None and count == 1):
         return [""]
     given = [name.strip() for name in environment.get(VISIBLE, "").split(",")][:count]
     if all(name.startswith(("GPU-", "MIG-")) for name in given):
