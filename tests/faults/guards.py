@@ -67,6 +67,12 @@ GUARDS = (
         new="raise",
     ),
     Guard(
+        id="lost-gpu-begins-no-run-on-cpu",
+        what="a process of a comparison that does not see its GPU begins no run, which would be another one",
+        tests="tests/runs/test_places.py -k does_not_see",
+        swap=("if on_gpu", "if False and on_gpu"),
+    ),
+    Guard(
         id="stopped-comparison-marked",
         what="the report of a comparison that was stopped is marked as partial",
         tests="tests/reports/test_reports.py -k were_stopped",

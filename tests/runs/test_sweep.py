@@ -16,7 +16,6 @@ from clocks import PATIENCE
 from protofed.methods.fedavg import FedAvg
 from protofed.runs.config import config
 from protofed.runs.config.config import Config
-from protofed.runs.places import places
 from protofed.runs.run_process import CONTEXT, RunProcess
 from protofed.runs.sweep import sweep
 
@@ -144,13 +143,3 @@ def test_a_process_that_dies_costs_its_own_run_only(tmp_path: Path) -> None:
     died, *others = sweep([odd("killed"), *configs(rounds=1)], tmp_path, workers=1)
     assert "was killed by SIGKILL" in (died.failure or "")
     assert all(outcome.is_done for outcome in others)
-
-
-@pytest.mark.parametrize(
-    ("devices", "widths"), [(["cuda"] * 8, [2]), (["cuda:0", "cuda:1"], [2, 2]), (["cpu"] * 3, [7])]
-)
-def test_few_runs_share_a_gpu(devices: list[str], widths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    sections = {"task": {"name": "minidigits"}, "method": {"name": "fedavg"}}
-    runs = [config.parse(sections, "test", ["runtime.name=cohort", f"runtime.device={device}"]) for device in devices]
-    assert [place.width for place in places(runs)] == widths

@@ -43,7 +43,10 @@ def compare(
     ] = Scale.FULL,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time; by default one per core, on a GPU two, with --ray as many as fit."),
+        typer.Option(
+            min=1,
+            help="Runs at a time; by default one per core, on a GPU by measurement, with --ray as many as fit.",
+        ),
     ] = None,
     ray: Annotated[
         str | None,
@@ -154,7 +157,7 @@ def _outcomes(
     """The outcome of every run, and the exit code if the command was told to stop before they were done; else 0."""
     from protofed.reports import progress
 
-    for name in ("mps", "sweep"):  # how runs share a GPU
+    for name in ("mps", "places", "sweep"):  # how runs share a GPU
         logging.getLogger(f"protofed.runs.{name}").setLevel(logging.INFO)
     console, configs = err if as_json else out, comparison.configs
     total = sum(config.training.rounds for config in configs)

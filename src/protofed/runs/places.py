@@ -1,16 +1,22 @@
 """Where the runs of a comparison are done on this machine: its cores, and each of its GPUs."""
 
+import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from protofed.runs.config.config import Config
+from protofed.runs.gpu_sharing import FIRST, Sharing
 from protofed.runs.mps import PIPES
 from protofed.runs.run_process import RunProcess
 
-RUNS_PER_GPU = 2
+log = logging.getLogger(__name__)
+
+SPARE, CONTEXT_BYTES = 1.5, 2**30
+"""What another run may need of a GPU's memory beyond what a run has had for its tensors."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -19,8 +25,10 @@ class Place:
     """The cores, or a GPU, and the processes that work there."""
 
     name: str
-    width: int
+    most: int
     """Runs at the same time."""
+    sharing: Sharing | None = None
+    """Finds how many of these are best; None: all."""
     device: int | None = None
     """The GPU's number; None: the cores."""
     takes_any_gpu_run: bool = False
@@ -30,8 +38,34 @@ class Place:
     processes: list[RunProcess] = field(default_factory=list)
 
     @property
+    def width(self) -> int:
+        return self.sharing.width if self.sharing else self.most
+
+    @property
     def busy(self) -> list[RunProcess]:
-        return [process for process in self.processes if process.identity]
+        """The processes that have a run, the oldest run first."""
+        return sorted((process for process in self.processes if process.identity), key=lambda process: process.began)
+
+    def share(self, waiting: int) -> None:
+        """Lets as many runs work as is found to be best, the oldest ones. `waiting`: runs that could be begun."""
+        if not self.sharing:
+            return
+        busy, said = self.busy, self.sharing.said
+        working, others = busy[: self.width], busy[self.width :]
+        beats = {process.identity: process.notes.beat for process in working}
+        is_calm = all(process.notes.is_paused for process in others)
+        self.sharing.update(time.monotonic(), beats, is_calm, len(others) + min(waiting, self._room()))
+        for rank, process in enumerate(busy):
+            process.notes.should_pause = rank >= self.width
+        if self.sharing.said != said:
+            log.info("%s: %s", self.name, self.sharing.said)
+
+    def _room(self) -> int:
+        """How many more runs fit into the GPU's memory. They may need more than those that are there."""
+        memory = [process.notes.memory for process in self.processes]
+        had = max((had for had, _ in memory), default=0)
+        free = min((free for _, free in memory if free), default=0)
+        return int(free / (SPARE * (had + CONTEXT_BYTES)))
 
     def renew(self) -> None:
         """After a fatal error on the GPU: new processes share it with nobody. Those at work may have met the error
@@ -59,16 +93,18 @@ def places(configs: Sequence[Config], workers: int | None = None) -> list[Place]
     cores = [Place("the CPU", workers or os.cpu_count() or 1)] if len(on_gpus) < len(configs) else []
     if not on_gpus:
         return cores
-    width, names = workers or RUNS_PER_GPU, visible_gpus()
     numbers = {torch.device(config.runtime.device or "cuda").index for config in on_gpus}
     if numbers == {None}:
-        called = [f"GPU {number}" if len(names) > 1 else "the GPU" for number in range(len(names))]
-        only = [{VISIBLE: name} if name else {} for name in names]
-        return cores + [
-            Place(called[k], width, k, takes_any_gpu_run=True, environment=only[k]) for k in range(len(names))
-        ]
-    named = sorted({number or 0 for number in numbers})
-    return cores + [Place(f"GPU {k}", width, k, k == 0, gpu_environment()) for k in named]
+        names = visible_gpus()
+        environments = [{VISIBLE: name} if name else {} for name in names]
+        gpus = [Place(f"GPU {k}", 0, None, k, True, environment) for k, environment in enumerate(environments)]
+    else:
+        named = sorted({number or 0 for number in numbers})
+        gpus = [Place(f"GPU {k}", 0, None, k, k == 0, gpu_environment()) for k in named]
+    for place in gpus:
+        place.most = workers or max(FIRST, (os.cpu_count() or 1) // len(gpus))
+        place.sharing = None if workers else Sharing(place.most)
+    return cores + gpus
 
 
 def gpu_environment() -> dict[str, str]:
@@ -81,7 +117,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> list[str]:
     """The GPUs that this process sees, by names that mean the same in every process. Numbers do not: MPS counts the
     GPUs that its daemon sees from 0. The name of the only GPU of a machine is not needed and empty."""
     count = torch.cuda.device_count()
-    if environment.get(VISIBLE) is None and count <= 1:
+    if not count or (environment.get(VISIBLE) is None and count == 1):
         return [""]
     given = [name.strip() for name in environment.get(VISIBLE, "").split(",")][:count]
     if all(name.startswith(("GPU-", "MIG-")) for name in given):

@@ -89,6 +89,8 @@ def _shared_gpus(where: Sequence[Place], configs: Sequence[Config], workers: int
         return
     with mps.shared(gpu_environment()) as pipes:
         for place in gpus:
+            if place.sharing:
+                log.info("%s: %d runs at a time to begin with; --jobs sets a fixed number", place.name, place.width)
             place.environment |= pipes
         yield
 
@@ -145,6 +147,7 @@ class _Runs:
             for process in place.busy:
                 if process.answer.done():
                     self._note(place, process)
+            place.share(sum(place.takes(self.configs[identity]) for identity in self.queue))
 
     def _note(self, place: Place, process: RunProcess) -> None:
         identity, answer = process.identity, process.ended(self.stop.is_set())
