@@ -250,3 +250,13 @@ def test_leaves_must_be_as_many_as_the_tree_has() -> None:
 def test_other_containers_are_refused() -> None:
     with pytest.raises(TypeError, match="deque cannot hold leaves: use records, dicts, lists and tuples"):
         tree.named_leaves({"a": deque([torch.zeros(1)])})
+
+
+def test_leaves_are_those_that_map_goes_through_in_its_order() -> None:
+    a, b, c, d, e, f = (torch.full((), float(i)) for i in range(6))
+    ordered = OrderedDict(y=torch.nn.Parameter(d), x="word")
+    odd: Any = {"z": [a, (b, 7)], "side": Side(c, Rows(e, f)), "ordered": ordered}
+    seen: list[Any] = []
+    tree.map(lambda leaf: seen.append(leaf) or leaf, odd)  # type: ignore[func-returns-value]
+    assert len(seen) == 8
+    assert all(x is y for x, y in zip(tree.leaves(odd), seen, strict=True))

@@ -50,7 +50,7 @@ def map(function: Callable[..., Tensor], tree: T, *others: T) -> T:  # noqa: A00
 
 def leaves(tree: Tree) -> list[Tensor]:
     collected: list[Tensor] = []
-    _mapped(collected.append, tree)
+    _collect(tree, collected)
     return collected
 
 
@@ -149,8 +149,12 @@ def _as_kind(mean: Tensor, kind: torch.dtype) -> Tensor:
 def _mapped(function: Callable[[Any], Any], tree: Tree) -> Any:
     """Every upload passes here several times, so trees of the usual kinds are walked directly, for speed."""
     kind = type(tree)
+    if kind is Tensor:
+        return function(tree)
     if kind is dict:
-        return {key: _mapped(function, child) for key, child in tree.items()}
+        return {
+            key: function(child) if type(child) is Tensor else _mapped(function, child) for key, child in tree.items()
+        }
     if kind is list or kind is tuple:
         return kind([_mapped(function, child) for child in tree])
     if kind not in pytree.SUPPORTED_NODES and not isinstance(tree, tuple):
@@ -159,6 +163,25 @@ def _mapped(function: Callable[[Any], Any], tree: Tree) -> Any:
         return pytree.tree_map(function, tree)
     fields = [(name, getattr(tree, name)) for name in kind.__dataclass_fields__]
     return kind(**{name: None if child is None else _mapped(function, child) for name, child in fields})
+
+
+def _collect(tree: Tree, collected: list[Any]) -> None:
+    """Adds the leaves that `_mapped` goes through, in its order, without making a tree of them."""
+    kind = type(tree)
+    if kind is Tensor:
+        collected.append(tree)
+    elif kind is dict:
+        for child in tree.values():
+            _collect(child, collected)
+    elif kind is list or kind is tuple:
+        for child in tree:
+            _collect(child, collected)
+    elif kind in pytree.SUPPORTED_NODES and is_dataclass(kind):
+        for name in kind.__dataclass_fields__:
+            if (child := getattr(tree, name)) is not None:
+                _collect(child, collected)
+    else:
+        _mapped(collected.append, tree)
 
 
 def _map_ragged(function: Callable[[Tensor, Ragged], Tensor], tree: Tree) -> Any:

@@ -72,7 +72,7 @@ def _extent(leaf: Tensor) -> int:
 
 def taken(value: tree.Tree) -> tree.Tree:
     """The tree with copies of its tensors, which its maker cannot change any more; `Unfit` for other leaves."""
-    return marked(value, lambda leaf: leaf.detach().clone())
+    return marked(value, lambda leaf: (leaf.detach() if leaf.requires_grad else leaf).clone())
 
 
 def marked(value: tree.Tree, copy: Callable[[Tensor], Tensor] = lambda leaf: leaf) -> tree.Tree:

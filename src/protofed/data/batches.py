@@ -99,9 +99,10 @@ def rows_of_batch(n: int, size: int) -> int:
 def sources(n: int, size: int) -> Tensor:
     """Which of an epoch's n examples stands at each place of its batches. The last batch repeats its own rows in turn.
     A single row would give BatchNorm a variance of 0, so rows from the start of the epoch follow it."""
+    if n % size == 0:
+        return torch.arange(n)
     begin = 0 if n % size == 1 else n - n % size  # guard: last-batch-of-its-rows, no-batch-of-one-row
-    copies = begin + torch.arange(-n % size) % max(n - begin, 1)
-    return torch.cat([torch.arange(n), copies])
+    return torch.cat([torch.arange(n), begin + torch.arange(-n % size) % (n - begin)])
 
 
 def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
