@@ -130,7 +130,10 @@ class _ByKernels(torch.autograd.Function):
         ]
         return _ByKernels.apply(*stacked, alignment), (0, 0)  # type: ignore[no-untyped-call]
 
-    setup_context = _WithSlope.setup_context
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.set_materialize_grads(False)  # no zeros as gradient of the slope
+        _WithSlope.setup_context(ctx, inputs, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -118,6 +118,7 @@ class _ByKernels(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         _, *slopes = output
+        ctx.set_materialize_grads(False)  # no zeros as gradients of the slopes
         ctx.mark_non_differentiable(*slopes)
         ctx.save_for_backward(*slopes)
 
