@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Hashable, Sequence
+from math import inf
 from typing import Literal
 
 import torch
@@ -19,6 +20,9 @@ MOST_CHOICES = 128
 LONG_STEP = 5e-4
 """Seconds. A step of training on streams that takes longer is bound by arithmetic, not by launches. Stacking does not
 help there, and a trial of it may take long."""
+SMALL_STEP = 48 << 20
+"""Bytes. A step that needs less is not bound by arithmetic, however long it takes on a GPU that others use too."""
+TRIES = 3
 
 
 class Choice:
@@ -33,7 +37,8 @@ class Choice:
         self._fitting.clear()
 
     def of(self, loops: Sequence[Loop], seconds_of: Callable[[ExecutorName], float]) -> ExecutorName:
-        """`seconds_of` takes a few steps and tells how long one of a client takes."""
+        """`seconds_of` takes a few steps and tells how long one of a client takes. It is asked in turns about all
+        executors, so that what else the GPU does slows down all of them."""
         key = (loops[0].key, are_common(loops))
         if key not in self._choices:
             if len(self._choices) == MOST_CHOICES:
@@ -49,16 +54,18 @@ class Choice:
         body = loops[0].body
         if not isinstance(body, FitBody) and not are_common(loops) and body.networks in self._fitting:
             return self._fitting[body.networks]  # a trial would take longer than the work
-        seconds: dict[ExecutorName, float] = {}
-        for name in EXECUTORS:
-            if isinstance(body, FitBody) and seconds.get("streams", 0.0) > LONG_STEP:
-                continue  # of other work, clients may share a part, which is done once if they are stacked
+        seconds = dict.fromkeys(EXECUTORS, inf)
+        for name in list(seconds) * TRIES:
+            if name not in seconds or (name != "streams" and _is_long(loops[0], seconds.get("streams", 0.0))):
+                continue
             try:
-                seconds[name] = seconds_of(name)
+                seconds[name] = min(seconds[name], seconds_of(name))
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # vmap has no rule for every operation
                 log.info("executor %s cannot do this: %s: %s", name, type(error).__name__, error)
+                del seconds[name]
+        seconds = {name: value for name, value in seconds.items() if value < inf}
         if not seconds:
             raise RuntimeError("no executor can do this")
         best = min(seconds, key=lambda name: seconds[name])
@@ -67,3 +74,8 @@ class Choice:
         if isinstance(body, FitBody):
             self._fitting[body.networks] = best
         return best
+
+
+def _is_long(loop: Loop, on_streams: float) -> bool:
+    """Of other work than training, clients may share a part, which is done once if they are stacked."""
+    return isinstance(loop.body, FitBody) and on_streams > LONG_STEP and loop.step_bytes > SMALL_STEP

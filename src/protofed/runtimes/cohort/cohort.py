@@ -268,16 +268,13 @@ class Cohort:
         """Seconds for one step of one client, when all clients are at work."""
         executor = self._program(name, loops)
         steps = [min(loop.num_steps, TRIAL_STEPS) for loop in loops]
-        best = float("inf")
-        for _ in range(3):
-            executor.prepare(steps)
-            executor.buffers.load(loops)
-            torch.cuda.synchronize(self.device)
-            begin = time.perf_counter()
-            executor.run(steps)
-            torch.cuda.synchronize(self.device)
-            best = min(best, (time.perf_counter() - begin) / sum(steps))
-        return best
+        executor.prepare(steps)
+        executor.buffers.load(loops)
+        torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        executor.run(steps)
+        torch.cuda.synchronize(self.device)
+        return (time.perf_counter() - begin) / sum(steps)
 
     def _program(self, name: ExecutorName, loops: Sequence[Loop]) -> Executor:
         """A program for these loops, from an earlier round if there is one with room for them."""
