@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from protofed.errors import BadInput
 from protofed.runs.config.renames import refuse_run_of_old_version
-from protofed.runs.results import Round, parsed
+from protofed.runs.results import Round, parsed, summed
 from protofed.runs.store import opening
 from protofed.runs.store.folder import COPY, RunFolder
 from protofed.runs.store.lock import LOCK
@@ -56,6 +56,15 @@ class ListedRun:
     @property
     def evaluated(self) -> list[Round]:
         return [r for r in self.rounds if r.is_evaluated]
+
+    @property
+    def headline(self) -> tuple[str, float] | None:
+        """The metric that the method is made for, and its mean over the last five evaluated rounds."""
+        if not self.evaluated:
+            return None
+        last = self.evaluated[-1]
+        name = "own" if last.judged == "own models" and "own" in last.summary else "average"
+        return name, summed(self.rounds, "last_five").metrics[name]
 
     @property
     def uses_own_models(self) -> bool:
