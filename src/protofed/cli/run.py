@@ -58,7 +58,11 @@ def run(
         refuse_other_run(folder, config)
     else:
         advice = f"resume with the same command and --resume ({folder.path})"
-        with stop_on_signal(advice, grace_period) as stop, progress.observer(err if as_json else out) as observer:
+        console = err if as_json else out
+        with (
+            stop_on_signal(advice, grace_period, console.is_terminal) as stop,
+            progress.observer(console, lambda: stop.notice) as observer,
+        ):
             result = execute(
                 config.experiment(),
                 folder,

@@ -25,6 +25,7 @@ from protofed.runs.resuming import refuse_other_run
 from protofed.runs.runner import execute
 from protofed.runs.store.checkpoint import write_atomically
 from protofed.runs.store.folder import RunFolder
+from protofed.runs.sweep_log import Listener, Message, Messages, tell_parent
 from protofed.stop_signals import held_back, leave_to_parent
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,10 @@ def sweep(
     stop = context.Event()
     code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
     count = workers or runs_at_once(list(waiting.values()))
-    with ProcessPoolExecutor(count, context, _prepare, (stop, os.getpid(), code_folders)) as pool:
+    with (
+        Listener(context) as listener,
+        ProcessPoolExecutor(count, context, _prepare, (stop, os.getpid(), code_folders, listener.messages)) as pool,
+    ):
         with held_back():  # the pool starts its processes now
             runs = {identity: pool.submit(_one, config, out) for identity, config in waiting.items()}
             processes = multiprocessing.active_children()
@@ -195,13 +199,14 @@ def _way(code: int) -> str:
 _stop: Event | None = None
 
 
-def _prepare(stop: Event, parent: int, code_folders: list[str]) -> None:
+def _prepare(stop: Event, parent: int, code_folders: list[str], messages: "Messages[Message | None]") -> None:
     """Prepares a new process. The parent handles signals to stop and passes them on. The process ends with its parent.
     Configurations are unpickled here, so the folders of the user's own classes must be on the path."""
     global _stop
     _stop = stop
     sys.path += [folder for folder in code_folders if folder not in sys.path]
     leave_to_parent()
+    tell_parent(messages)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 
