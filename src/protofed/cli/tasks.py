@@ -47,6 +47,7 @@ def tasks(
         out.print(f"{name}: {about['about']}\n", highlight=False, markup=False)
         if about["settings"]:
             print_settings(about["settings"])
+            out.print()
         _show_clients(settings.build())  # last: the data may not be here
 
 

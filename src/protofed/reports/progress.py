@@ -66,7 +66,8 @@ class _Times(ProgressColumn):
         pace = task.fields.get("pace")
         if not isinstance(pace, Pace):
             return Text("")
-        left = "" if task.finished else f", left {'?' if pace.left is None else duration(pace.left)}"
+        is_over = task.total is not None and task.completed >= task.total  # `finished` stays when a bar begins again
+        left = "" if is_over else f", left {'?' if pace.left is None else duration(pace.left)}"
         return Text(f"{duration(pace.elapsed)}{left}")
 
 
@@ -99,7 +100,7 @@ class Heartbeat:
         self._every = every
         self._last = time.monotonic()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._beat, daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
