@@ -58,7 +58,12 @@ def _groups(runs: Sequence[ListedRun]) -> list[RunGroup]:
     names = labels(
         [{"method.name": own[0].method, **dict(_section(own[0], COMPARED))} for own in members.values()], "method.name"
     )
-    return [RunGroup(name, own) for name, own in zip(names, members.values(), strict=True)]
+    return [RunGroup(name, own) for name, own in zip(_unlike(names), members.values(), strict=True)]
+
+
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Groups that differ only in settings that some of them do not have are numbered."""
+    return [f"{name} ({names[: k + 1].count(name)})" if names.count(name) > 1 else name for k, name in enumerate(names)]
 
 
 def _section(run: ListedRun, sections: Sequence[str]) -> list[tuple[str, Any]]:

@@ -4,7 +4,8 @@ These need the task, which is built again, and the states in a run's folder. The
 the first one that has a state. What cannot be made is said with the reason.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +25,14 @@ from protofed.reports.federation import holdings
 from protofed.reports.page.facts import Facts, RunGroup, TaskGroups
 from protofed.runs.loading import SavedRun, open_run
 from protofed.runs.results import Result
+from protofed.runs.runtime_choice import pinned_threads
 
 Tell = Callable[[str], None]
 Counts = NDArray[np.int64]
 
-EXAMPLES = 240
+EXAMPLES = 200
 """Test examples in one round of t-SNE."""
-ROUNDS = 8
+ROUNDS = 6
 """Kept rounds that the slider has at most."""
 SCALE = 1000
 """Places along each axis of t-SNE."""
@@ -38,12 +40,22 @@ SCALE = 1000
 
 def add_models(page: Facts, tasks: Sequence[TaskGroups], tell: Tell = lambda what: None) -> None:
     """Adds to the facts of each group what its models show, and to those of each task who holds what."""
-    for facts, task in zip(page["tasks"], tasks, strict=True):
-        for group_facts, group in zip(facts["groups"], task.groups, strict=True):
-            group_facts["models"] = models = _of_group(group, tell)
-            held = models.pop("holdings", None)
-            if held is not None and "holdings" not in facts:
-                facts["holdings"] = held
+    with _one_thread():
+        for facts, task in zip(page["tasks"], tasks, strict=True):
+            for group_facts, group in zip(facts["groups"], task.groups, strict=True):
+                group_facts["models"] = models = _of_group(group, tell)
+                held = models.pop("holdings", None)
+                if held is not None and "holdings" not in facts:
+                    facts["holdings"] = held
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The threads of t-SNE wait for each other at every step, which takes minutes on a machine that is busy."""
+    from threadpoolctl import threadpool_limits  # scikit-learn brings it
+
+    with pinned_threads(1), threadpool_limits(limits=1):
+        yield
 
 
 def _of_group(group: RunGroup, tell: Tell) -> Facts:

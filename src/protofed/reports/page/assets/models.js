@@ -180,8 +180,8 @@ function drawClients() {
       value: (name) => mean(clientMean(group, name)), cell: (name) => { const all = clientMean(group, name); return spread(all.length ? known([mean(all), deviation(all)]) : []); },
     })),
   ];
-  fill(body("clients"), el("p", { class: "small muted", text: "Accuracy at home, %, with the model that the client uses: mean of the last five evaluated rounds ± standard deviation over seeds. A name opens the client." }),
-    table("clients", columns, names, { label: "clients" }));
+  fill(body("clients"), el("p", { class: "small muted", text: "Accuracy at home, %, with the model that the client uses: mean of the last five evaluated rounds ± standard deviation over seeds. The best method of each client is bold. A name opens the client." }),
+    table("clients", columns, names, { label: "clients", bestInRow: shown().length > 1 }));
 }
 
 function openClient(name) {

@@ -19,7 +19,7 @@ function table(id, columns, rows, options = {}) {
 
   function best(column) {
     const numbers = known(rows.map(column.value)).filter((value) => typeof value === "number");
-    return column.best && rows.length > 1 && numbers.length ? Math.max(...numbers) : null;
+    return column.best && !options.bestInRow && rows.length > 1 && numbers.length ? Math.max(...numbers) : null;
   }
 
   function draw() {
@@ -47,6 +47,7 @@ function table(id, columns, rows, options = {}) {
     const tops = columns.map(best);
     const lines = kept.map((row) => el("tr", {}, ...columns.map((one, k) => {
       const value = one.value(row);
+      if (options.bestInRow && one.best) tops[k] = d3.max(columns.filter((other) => other.best), (other) => other.value(row)) ?? null;
       const cell = one.cell ? one.cell(row) : document.createTextNode(value ?? "–");
       const kinds = [one.number && "number", one.text && "text", tops[k] !== null && value === tops[k] && "best", one.kind && one.kind(row)];
       return el(k ? "td" : "th", { class: kinds.filter(Boolean).join(" ") || undefined, scope: k ? undefined : "row", title: k ? undefined : String(value ?? "") }, cell);
