@@ -110,15 +110,6 @@ def test_h_is_help(words: tuple[str, ...]) -> None:
     assert "Usage:" in short.stdout
 
 
-def test_help_needs_no_torch() -> None:
-    code = (
-        "import sys; from protofed.cli import app; sys.argv = ['protofed', '--help']\n"
-        "try: app.main()\nexcept SystemExit: pass\nprint({'torch', 'pydantic', 'numpy'} & set(sys.modules))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[-1] == "set()"
-
-
 @pytest.mark.parametrize(
     ("words", "found"),
     [

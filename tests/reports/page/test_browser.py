@@ -62,7 +62,8 @@ class Browser:
 
     def click(self, selector: str, text: str = "") -> None:
         code = (
-            "const found = [...document.querySelectorAll(arguments[0])].find((e) => e.textContent.includes(arguments[1]));"
+            "const all = [...document.querySelectorAll(arguments[0])];"
+            "const found = all.find((e) => e.textContent.includes(arguments[1]));"
             "found.scrollIntoView({ block: 'center' }); return found"
         )
         self.run(code, selector, text).click()
@@ -159,7 +160,8 @@ def test_legends_toggle_methods_domains_and_clients(page: Browser) -> None:
 def test_hovering_names_a_point(page: Browser) -> None:
     code = (
         "const svg = document.querySelector('#curves svg'), line = svg.querySelector('[aria-label=line] path');"
-        "svg.scrollIntoView({ block: 'center' }); const at = line.getPointAtLength(0).matrixTransform(line.getScreenCTM());"
+        "svg.scrollIntoView({ block: 'center' });"
+        "const at = line.getPointAtLength(0).matrixTransform(line.getScreenCTM());"
         "return [at.x, at.y]"
     )
     x, y = page.run(code)

@@ -190,7 +190,7 @@ function openClient(name) {
   const measures = [...new Set(rows.flatMap((group) => group.runs.flatMap((run) => Object.keys(run.clients[name] || {}))))];
   const columns = [
     { name: "method", value: (group) => group.label },
-    ...measures.map((measure) => ({ name: measure.replaceAll("_", " "), number: true, best: true, value: (group) => mean(clientMean(group, name, measure)),
+    ...measures.map((measure) => ({ name: measure.replaceAll("_", " "), number: true, best: measure !== "majority_rate", value: (group) => mean(clientMean(group, name, measure)),
       cell: (group) => { const all = clientMean(group, name, measure); return spread(all.length ? known([mean(all), deviation(all)]) : []); } })),
   ];
   const matrices = shown().map((group) => [group, matrixOf(group, ["client", name])]).filter(([, flat]) => flat);
