@@ -131,6 +131,10 @@ ALLOWED = {
         {"import multiprocessing", "concurrent.futures.ProcessPoolExecutor"},
         "a pipe between a process and those that it started itself, open to nobody else",
     ),
+    "runs/sweep_log.py": (
+        {"import multiprocessing"},
+        "a queue between a process and those that it started itself, open to nobody else",
+    ),
     "runs/ray_sweep.py": (
         {"import ray"},
         "only with --ray, which names a cluster that the user trusts; what it gives back is checked before it is used",
@@ -253,7 +257,8 @@ def test_a_run_loads_no_slow_library_that_few_runs_need() -> None:
 
 QUICK = [
     *(["--help"], ["--version"], ["methods"], ["methods", "--tag", "core", "--json"], ["tasks"], ["tasks", "--json"]),
-    *([name, "--help"] for name in ("run", "show", "compare", "analyse", "demo", "methods", "tasks", "data")),
+    *([name, "--help"] for name in ("run", "show", "compare", "report", "watch", "list", "analyse", "demo")),
+    *([name, "--help"] for name in ("methods", "tasks", "data")),
     ["data", "inspect", "--help"],
 ]
 
@@ -267,7 +272,8 @@ def test_help_and_lists_do_not_wait_for_torch(words: list[str]) -> None:
 
 def test_every_command_is_among_those() -> None:
     shown = {words[0] for words in QUICK if words[-1] == "--help"} - {"--help"}
-    assert shown == {*(command.callback.__name__ for command in app.registered_commands if command.callback), "data"}
+    commands = [command for command in app.registered_commands if command.callback]
+    assert shown == {*(one.name or one.callback.__name__ for one in commands if one.callback), "data"}
 
 
 SHARED_BY_METHODS = {"families", "_shared"}

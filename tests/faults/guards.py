@@ -1304,4 +1304,34 @@ GUARDS = (
         tests="tests/data/test_batches.py -k copy_is_varied",
         swap=(".copied(source)", ""),
     ),
+    Guard(
+        id="page-escapes-facts",
+        what="no text of a run can end the script that holds a page's facts",
+        tests="tests/reports/page/test_page.py -k never_html",
+        swap=('"<", "', '"<<<", "'),
+    ),
+    Guard(
+        id="page-overwrites-pages-only",
+        what="a page is not written over a file that is none",
+        tests="tests/reports/page/test_page.py -k overwrites_pages_only",
+        new="if False:",
+    ),
+    Guard(
+        id="watch-checks-host",
+        what="the live page answers under its own address only",
+        tests="tests/reports/page/test_watch.py -k another_name",
+        swap=("hosts[0] not in names", "False"),
+    ),
+    Guard(
+        id="watch-has-two-addresses",
+        what="the live page has no other address",
+        tests="tests/reports/page/test_watch.py -k no_other_address",
+        swap=('self.path not in ("/", "/facts.json")', "False"),
+    ),
+    Guard(
+        id="watch-is-for-this-machine",
+        what="the live page is for this machine alone",
+        tests="tests/reports/page/test_watch.py -k loopback",
+        swap=("LOOPBACK", '""'),
+    ),
 )

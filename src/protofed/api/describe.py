@@ -1,16 +1,19 @@
 """What a method or task is and which settings it has, read from its class and its module's docstring."""
 
 import ast
+import collections.abc
 import inspect
 import re
 import sys
 import textwrap
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from protofed.api.method import Method
 
 NUMBERED = re.compile(r"^(\d+)\. ", re.MULTILINE)
+_TABLES = (dict, collections.abc.Mapping)
 SENDS_KEEPS_SERVER = re.compile(r"Sends: (?P<sends>.+) Keeps: (?P<keeps>.+) Server: (?P<server>.+)")
 
 
@@ -19,7 +22,9 @@ class Setting:
     name: str
     kind: str
     default: Any
+    """None if there is none."""
     meaning: str
+    is_required: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,14 @@ def settings_of(cls: type) -> list[Setting]:
     classes = [one for one in reversed(cls.__mro__) if is_dataclass(one)]
     meanings = {name: text for one in classes for name, text in _strings_below_fields(one).items()}
     ordered = sorted(fields(cls), key=lambda field: field.kw_only is True)
-    return [Setting(f.name, _kind(hints[f.name]), _default(f), meanings.get(f.name, "")) for f in ordered]
+    return [
+        Setting(f.name, _kind(hints[f.name]), _default(f), meanings.get(f.name, ""), is_required=_is_required(f))
+        for f in ordered
+    ]
+
+
+def _is_required(field: "Field[Any]") -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
 
 
 def _strings_below_fields(cls: type) -> dict[str, str]:
@@ -89,6 +101,8 @@ def _strings_below_fields(cls: type) -> dict[str, str]:
 
 def _default(field: "Field[Any]") -> Any:
     """The default as JSON can hold it: a method or an optimiser as its repr, without settings if all are defaults."""
+    if _is_required(field):
+        return None
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if not is_dataclass(default):
         return default
@@ -103,7 +117,13 @@ def _kind(hint: Any) -> str:
         return " ".join([_kind(base), *(_limit(limit) for limit in limits)])
     if get_origin(hint) is Literal:
         return " or ".join(f'"{word}"' for word in get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(dict.fromkeys(map(_kind, get_args(hint))))
+    if hint is NoneType:
+        return "nothing"
     cls = get_origin(hint) or hint
+    if cls in _TABLES:
+        return "a table"
     if isinstance(cls, type) and issubclass(cls, Method):
         return "a method"
     return {bool: "true or false", int: "whole number", float: "number"}.get(hint, getattr(hint, "__name__", str(hint)))

@@ -1,15 +1,12 @@
 """`protofed analyse`: figures from the folders of finished runs."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
-from protofed.cli.console import AsJson, err, out, print_json, say
+from protofed.cli.console import AsJson, out, print_json, say, told
 from protofed.errors import BadInput
 
 if TYPE_CHECKING:
@@ -65,7 +62,7 @@ def _draw(folders: list[Path], figures: list[str], out_dir: Path, options: "Opti
     from protofed.reports.analysis.gallery import draw
     from protofed.runs.loading import open_run
 
-    with _told() as tell:
+    with told() as tell:
         drawn = draw([open_run(path) for path in folders], figures, out_dir, replace(options, tell=tell))
     if as_json:
         print_json({"files": [str(path) for path in drawn.paths], "skipped": drawn.skipped})
@@ -74,16 +71,6 @@ def _draw(folders: list[Path], figures: list[str], out_dir: Path, options: "Opti
         say(str(path))
     for name, why in drawn.skipped.items():
         out.print(f"no {name}: {why}", style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _told() -> Iterator[Callable[[str], None]]:
-    """Says what is being done: in one line on a terminal, elsewhere line by line."""
-    if not err.is_terminal:
-        yield lambda what: err.print(what, markup=False, highlight=False, soft_wrap=True)
-        return
-    with err.status("reading") as status:
-        yield lambda what: status.update(escape(what))
 
 
 def _numbers(text: str) -> list[int]:

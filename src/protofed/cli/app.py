@@ -16,10 +16,13 @@ from protofed.cli import data
 from protofed.cli.analyse import analyse
 from protofed.cli.compare import compare, demo
 from protofed.cli.console import CannotPrint, err
+from protofed.cli.list import list_
 from protofed.cli.methods import methods
+from protofed.cli.report import report
 from protofed.cli.run import run, show
 from protofed.cli.signals import SIGNALLED
 from protofed.cli.tasks import tasks
+from protofed.cli.watch import watch
 from protofed.errors import BadInput, RunFailed
 from protofed.version import __version__
 
@@ -30,9 +33,11 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, show, compare, analyse, demo, methods, tasks):
+for command in (run, show, compare, report, watch, analyse, demo, methods, tasks):
     app.command()(command)
+app.command("list")(list_)
 app.add_typer(data.app, name="data")
 
 

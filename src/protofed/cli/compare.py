@@ -165,7 +165,10 @@ def _outcomes(
     console.print(f"{len(configs)} runs, {total} rounds: {methods}", highlight=False, markup=False)
     advice = "run the same command again to continue"
     totals = {label: one.training.rounds for label, one in zip(comparison.labels, configs, strict=True)}
-    with stop_on_signal(advice, grace_period) as stop, progress.runs(console, totals) as shown:
+    with (
+        stop_on_signal(advice, grace_period, console.is_terminal) as stop,
+        progress.runs(console, totals, lambda: stop.notice) as shown,
+    ):
         outcomes = run_all(configs, out_dir, workers=jobs, progress=shown.update, should_stop=stop.is_made)
     if all(outcome.is_done or outcome.failure for outcome in outcomes):
         return outcomes, 0

@@ -2,14 +2,16 @@
 
 import contextlib
 import errno
+import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Any, cast
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.segment import Segment
 
 from protofed.errors import RunFailed
@@ -89,3 +91,29 @@ def print_json(value: Any) -> None:
 def say(text: str) -> None:
     """Prints text as it is: no colours, no markup, no line breaks of rich's own."""
     out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_settings(settings: Iterable[Mapping[str, Any]]) -> None:
+    """Each setting of a method or task: name, default, kind and meaning."""
+    out.print("Settings:", highlight=False)
+    for one in settings:
+        default = "" if one["is_required"] else f" = {json.dumps(one['default'], ensure_ascii=False)}"
+        kind = f"{one['kind']}, required" if one["is_required"] else one["kind"]
+        out.print(f"{one['name']}{default}  ({kind})", highlight=False, markup=False)
+        if one["meaning"]:
+            out.print(f"    {one['meaning']}", highlight=False, markup=False)
+
+
+def beginning(names: Iterable[str], begun: str) -> list[str]:
+    """For a shell that completes a word."""
+    return [name for name in names if name.startswith(begun)]
+
+
+@contextlib.contextmanager
+def told() -> Iterator[Callable[[str], None]]:
+    """Says what is being done: in one line on a terminal, elsewhere line by line."""
+    if not err.is_terminal:
+        yield lambda what: err.print(what, markup=False, highlight=False, soft_wrap=True)
+        return
+    with err.status("reading") as status:
+        yield lambda what: status.update(escape(what))

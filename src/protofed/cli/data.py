@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protofed.cli.console import say
+from protofed.cli.console import AsJson, print_json, say
 
 PROBLEMS_FOUND = 2
 
@@ -32,11 +32,15 @@ def inspect(
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an experiment that is ready to run.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a folder of sites holds, what is wrong with it and how to fix that. See docs/your-data.md."""
     from protofed.inspection import inspect as inspected
 
     inspection = inspected(folder, label, skip_damaged, write, leave_out or (), categorical or ())
-    say(inspection.text)
+    if as_json:
+        print_json(inspection.json)
+    else:
+        say(inspection.text)
     if inspection.errors:
         raise typer.Exit(PROBLEMS_FOUND)

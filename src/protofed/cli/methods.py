@@ -1,6 +1,5 @@
 """`protofed methods`: the list of methods, and one with its settings."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated, get_args
 
@@ -8,7 +7,7 @@ import typer
 from rich.table import Table
 
 from protofed.api.registry import Tag
-from protofed.cli.console import AsJson, out, print_json
+from protofed.cli.console import AsJson, beginning, out, print_json, print_settings
 from protofed.errors import BadInput
 from protofed.methods import METHODS, bases_of
 
@@ -16,10 +15,16 @@ TAGS = get_args(Tag)
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Describe this method.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Describe this method.", autocompletion=lambda incomplete: beginning(METHODS, incomplete)),
+    ] = None,
     tag: Annotated[
         list[str] | None,
-        typer.Option(help=f"List only methods with this tag; may be repeated. Tags: {', '.join(TAGS)}."),
+        typer.Option(
+            help=f"List only methods with this tag; may be repeated. Tags: {', '.join(TAGS)}.",
+            autocompletion=lambda incomplete: beginning(TAGS, incomplete),
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,10 +54,8 @@ def _describe(name: str, as_json: bool) -> None:
     if bases_of(cls):
         out.print(f"\nBases: {', '.join(bases_of(cls))}", highlight=False, markup=False)
     if settings:
-        out.print("\nSettings:", highlight=False)
-    for setting in settings:
-        out.print(f"{setting.name} = {json.dumps(setting.default)}  ({setting.kind})", highlight=False, markup=False)
-        out.print(f"    {setting.meaning}", highlight=False, markup=False)
+        out.print()
+        print_settings([asdict(one) for one in settings])
 
 
 def _list(tags: set[str], as_json: bool) -> None:

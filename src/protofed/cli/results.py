@@ -1,7 +1,10 @@
 """What `protofed run` and `protofed show` print of a run."""
 
+import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
@@ -10,6 +13,7 @@ from protofed.cli.console import out, print_json, say
 from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS
 from protofed.printable import one_line
+from protofed.runs.listing import flat
 from protofed.runs.results import Round, Summed, parsed, summed
 from protofed.runs.store.folder import RunFolder
 
@@ -21,7 +25,8 @@ def show_results(folder: RunFolder, as_json: bool) -> None:
     if as_json:
         means = asdict(scores) if scores else {}
         rows = [asdict(r) for r in rounds]
-        print_json({"folder": str(folder.path), "done": folder.is_done, "last_five": means, "rounds": rows})
+        facts = {"folder": str(folder.path), "done": folder.is_done, "last_five": means, "rounds": rows}
+        print_json({**facts, "settings": settings_in(folder), "environment": folder.read_environment()})
         return
     state = "done" if folder.is_done else f"not finished: {sum(r.round > 0 for r in rounds)} rounds so far"
     say(f"{folder.path}: {state}")
@@ -31,6 +36,24 @@ def show_results(folder: RunFolder, as_json: bool) -> None:
     failures = sum(len(r.failures) for r in rounds)
     if failures:
         out.print(f"{failures} replies did not count; rounds.jsonl says which and why", style="yellow")
+
+
+def show_settings(folder: RunFolder) -> None:
+    """All settings of a run, defaults included, and what it was begun with."""
+    table = Table("setting", "value", title="settings", title_justify="left")
+    for name, value in settings_in(folder).items():
+        table.add_row(escape(one_line(name)), escape(one_line(value if isinstance(value, str) else json.dumps(value))))
+    out.print(table)
+    facts = folder.read_environment()
+    versions = ", ".join(f"{name} {facts[name]}" for name in ("protofed", "commit", "torch", "python") if name in facts)
+    if "command" in facts:
+        say(f"command: {one_line(str(facts['command']))}")
+    if versions:
+        say(f"versions: {one_line(versions)}")
+
+
+def settings_in(folder: RunFolder) -> dict[str, Any]:
+    return dict(flat(tomllib.loads(folder.read_config())))
 
 
 def _rounds_table(rounds: list[Round], scores: Summed) -> Table:

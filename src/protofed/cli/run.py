@@ -58,7 +58,11 @@ def run(
         refuse_other_run(folder, config)
     else:
         advice = f"resume with the same command and --resume ({folder.path})"
-        with stop_on_signal(advice, grace_period) as stop, progress.observer(err if as_json else out) as observer:
+        console = err if as_json else out
+        with (
+            stop_on_signal(advice, grace_period, console.is_terminal) as stop,
+            progress.observer(console, lambda: stop.notice) as observer,
+        ):
             result = execute(
                 config.experiment(),
                 folder,
@@ -76,8 +80,8 @@ def run(
 def show(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")], as_json: AsJson = False
 ) -> None:
-    """Show the results of a run, finished or not."""
-    from protofed.cli.results import show_results
+    """Show the results of a run, finished or not, and all of its settings."""
+    from protofed.cli.results import show_results, show_settings
     from protofed.runs.config.renames import refuse_run_of_old_version
     from protofed.runs.store.folder import COPY, RunFolder
 
@@ -89,3 +93,5 @@ def show(
         raise BadInput(f"{run_folder / 'config.toml'} is damaged: it is empty; {COPY}")
     refuse_run_of_old_version(config, folder.read_environment(), str(run_folder))
     show_results(folder, as_json)
+    if not as_json:
+        show_settings(folder)

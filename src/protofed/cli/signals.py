@@ -20,8 +20,15 @@ SHOW_CURSOR = b"\x1b[?25h"
 class StopRequest:
     """Whether the user has asked to stop."""
 
-    def __init__(self) -> None:
+    def __init__(self, offer: str = "", answer: str = "") -> None:
         self.signal = 0
+        self._offer = offer
+        self._answer = answer
+
+    @property
+    def notice(self) -> str:
+        """What a signal to stop would do or, once it was made, what happens now."""
+        return self._answer if self.is_made() else self._offer
 
     def is_made(self) -> bool:
         return bool(self.signal)
@@ -32,16 +39,17 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stop_on_signal(advice: str, grace_period: float) -> Iterator[StopRequest]:
+def stop_on_signal(advice: str, grace_period: float, has_bars: bool = False) -> Iterator[StopRequest]:
     """The first signal to stop asks for that after the round. A second one, or the end of the grace period, ends the
     process at once. Files are then either complete or absent, and worker processes end too. SIGHUP stays ignored if it
-    is, as under `nohup`."""
-    stop = StopRequest()
+    is, as under `nohup`. Where bars are drawn, they show the request's `notice`, and nothing is written over them."""
     # A signal may arrive while rich prints or a module is imported. So the handlers only write bytes made beforehand.
     is_limited = grace_period <= LONGEST  # guard: timers-have-an-end
     seconds = max(grace_period, 1e-3) if is_limited else 0  # 0: no timer
     at_most = f", or in {grace_period:g} s" if is_limited else ""
-    wish = printable(f"\nstopping after this round{at_most}; {advice}\n").encode()
+    answer = f"stopping after this round{at_most}; {advice}"
+    stop = StopRequest(f"Ctrl-C stops after this round; {advice}", answer)
+    wish = b"" if has_bars else printable(f"\n{answer}\n").encode()
     end = (SHOW_CURSOR if err.is_terminal else b"") + b"\nstopped at once; what was saved is intact\n"
 
     def ask(number: int, frame: Any) -> None:

@@ -1,13 +1,14 @@
 """`protofed tasks`: the list of tasks, and one with its clients."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from protofed.cli.console import AsJson, out, print_json, say
+from protofed.cli.console import AsJson, beginning, out, print_json, print_settings, say
 from protofed.printable import one_line
 from protofed.tasks import TASKS
 
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 
 def tasks(
-    name: Annotated[str | None, typer.Argument(help="Describe this task.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Describe this task.", autocompletion=lambda incomplete: beginning(TASKS, incomplete)),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Override a setting of the task; may be repeated."),
@@ -27,29 +31,43 @@ def tasks(
     out_dir: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")] = Path(),
     as_json: AsJson = False,
 ) -> None:
-    """List the tasks, or describe one with its clients."""
+    """List the tasks, or describe one with its settings and its clients."""
     if name is None:
         _list(as_json)
         return
     from protofed.runs.config.config import task_settings
 
-    task = task_settings(name, set_ or []).build()
+    settings = task_settings(name, set_ or [])
     if plot:
-        _plot(task, out_dir)
+        _plot(settings.build(), out_dir)
+    elif as_json:
+        print_json({**_about(name), **_clients(settings.build())})
     else:
-        _describe(name, task, as_json)
+        about = _about(name)
+        out.print(f"{name}: {about['about']}\n", highlight=False, markup=False)
+        if about["settings"]:
+            print_settings(about["settings"])
+            out.print()
+        _show_clients(settings.build())  # last: the data may not be here
 
 
-def _describe(name: str, task: "Task", as_json: bool) -> None:
-    from protofed.api.describe import about
+def _about(name: str) -> dict[str, Any]:
+    from protofed.api.describe import about, settings_of
 
-    tests = {domain: len(data) for domain, data in task.tests.items()}
-    clients = {c: {"domain": task.domain_of.get(c), "examples": len(d)} for c, d in task.clients.items()}
-    text = about(TASKS[name])
-    if as_json:
-        print_json({"name": name, "about": text, "classes": task.num_classes, "tests": tests, "clients": clients})
-        return
-    out.print(f"{name}: {text}\n", highlight=False, markup=False)
+    return {"name": name, "about": about(TASKS[name]), "settings": [asdict(one) for one in settings_of(TASKS[name])]}
+
+
+def _clients(task: "Task") -> dict[str, Any]:
+    return {
+        "classes": task.num_classes,
+        "tests": {domain: len(data) for domain, data in task.tests.items()},
+        "clients": {c: {"domain": task.domain_of.get(c), "examples": len(d)} for c, d in task.clients.items()},
+    }
+
+
+def _show_clients(task: "Task") -> None:
+    found = _clients(task)
+    tests, clients = found["tests"], found["clients"]
     table = Table("client", "domain", "training examples", "test examples of the domain")
     for client, facts in clients.items():
         domain = str(facts["domain"])

@@ -3,8 +3,9 @@
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from protofed.datasets import sites
 from protofed.errors import BadInput
@@ -50,6 +51,29 @@ class Inspection:
             selected = [finding for finding in self.findings if finding.severity == severity]
             parts += [_numbered(severity, selected)] if selected else []
         return printable("\n\n".join(part for part in (*parts, self._ending()) if part))
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The same as the page of text, for programs."""
+        counts = {site: Counter(site_examples.labels) for site, site_examples in self.examples.items()}
+        return {
+            "path": str(self.path),
+            "kind": self.kind,
+            "classes": list(classes_of(self.examples)) if self.examples else [],
+            "sites": {
+                site: {
+                    "examples": counts[site].total() if site in counts else 0,
+                    "train": len(self.rows[site].train) if site in self.rows else 0,
+                    "test": len(self.rows[site].test) if site in self.rows else 0,
+                    "classes": dict(sorted(counts[site].items())) if site in counts else {},
+                }
+                for site in self.sites
+            },
+            "facts": list(self.facts),
+            "findings": [asdict(finding) for finding in self.findings],
+            "ready": not self.errors,
+            "written": None if self.written is None else str(self.written),
+        }
 
     @property
     def toml(self) -> str:

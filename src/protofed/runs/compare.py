@@ -97,6 +97,8 @@ def load(
 ) -> Comparison:
     """The comparison in a file, restricted to these tasks and methods if labels are given."""
     table, place = document(path)
+    if not table.keys() & {"tasks", "methods"} and table.keys() & {"task", "method"}:
+        raise BadInput(f"{path} is one experiment, not a comparison of several: protofed run {path}")
     for key, chosen in (("tasks", tasks), ("methods", methods)):
         labelled = _labelled(table, key, str(path))
         _refuse_unknown(chosen, labelled, f"{path}: {key}")

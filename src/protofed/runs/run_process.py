@@ -29,6 +29,7 @@ from protofed.runs.runner import Observer, Silent, execute
 from protofed.runs.runtime_choice import Numerics
 from protofed.runs.store.checkpoint import write_atomically
 from protofed.runs.store.folder import RunFolder
+from protofed.runs.sweep_log import Messages, tell_parent
 from protofed.stop_signals import held_back, leave_to_parent
 
 log = logging.getLogger(__name__)
@@ -100,14 +101,16 @@ class Notes:
 class RunProcess:
     """A process that does one run at a time. It is started when it is needed, and again if it died."""
 
-    def __init__(self, stop: Event, code_folders: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, stop: Event, messages: Messages, code_folders: list[str], environment: Mapping[str, str]
+    ) -> None:
         self.identity = ""
         """The run that is being done; empty: none."""
         self.answer: Future[Answer] = Future()
         self._process: set[BaseProcess] = set()
         self.notes = Notes()
         self.began = 0.0
-        self._given = (stop, self.notes, os.getpid(), code_folders, dict(environment))
+        self._given = (stop, self.notes, messages, os.getpid(), code_folders, dict(environment))
         self._pool = self._new_pool()
 
     def _new_pool(self) -> ProcessPoolExecutor:
@@ -188,7 +191,9 @@ _stop: Event | None = None
 _notes: Notes | None = None
 
 
-def _prepare(stop: Event, notes: Notes, parent: int, code_folders: list[str], environment: dict[str, str]) -> None:
+def _prepare(
+    stop: Event, notes: Notes, messages: Messages, parent: int, code_folders: list[str], environment: dict[str, str]
+) -> None:
     """Prepares a new process. The parent handles signals to stop and passes them on. The process ends with its parent.
     Configurations are unpickled here, so the folders of the user's own classes must be on the path. CUDA reads the
     environment when it is first used, which is later."""
@@ -197,6 +202,7 @@ def _prepare(stop: Event, notes: Notes, parent: int, code_folders: list[str], en
     os.environ.update(environment)
     sys.path += [folder for folder in code_folders if folder not in sys.path]
     leave_to_parent()
+    tell_parent(messages)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

@@ -18,6 +18,7 @@ from protofed.runs.results import Round, parsed
 from protofed.runs.resuming import refuse_other_run
 from protofed.runs.run_process import CONTEXT, RunProcess, folder_of
 from protofed.runs.store.folder import RunFolder
+from protofed.runs.sweep_log import Listener, Messages
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +66,8 @@ def sweep(
     waiting = unfinished(configs, out)
     code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
     where = places([*waiting.values()], workers)
-    with _shared_gpus(where, [*waiting.values()], workers):
-        runs = _Runs(waiting, out, where, workers, code_folders)
+    with Listener(CONTEXT) as listener, _shared_gpus(where, [*waiting.values()], workers):
+        runs = _Runs(waiting, out, where, workers, code_folders, listener.messages)
         try:
             while runs.begin():
                 runs.wait()
@@ -105,6 +106,8 @@ class _Runs:
     most: int | None
     """Runs at the same time in all places together."""
     code_folders: list[str]
+    messages: Messages
+    """Through which processes log."""
     stop: Event = field(default_factory=CONTEXT.Event)
     failures: dict[str, str] = field(default_factory=dict)
     queue: list[str] = field(init=False)
@@ -125,7 +128,7 @@ class _Runs:
             self.queue.remove(identity)
             idle = [process for process in place.processes if not process.identity]
             if not idle:
-                idle = [RunProcess(self.stop, self.code_folders, place.environment)]
+                idle = [RunProcess(self.stop, self.messages, self.code_folders, place.environment)]
                 place.processes += idle
             idle[0].begin(self.configs[identity], self.out, place.device is not None)
         return bool(self.busy)

@@ -127,7 +127,7 @@ def grouped(runs: Sequence[SavedRun]) -> list[Group]:
         if run.config.training.seed not in [other.config.training.seed for other in own]:
             own.append(run)
         settings[key] = flat
-    names = _labels(list(settings.values()))
+    names = labels(list(settings.values()))
     return [Group(name, members[key], settings[key]) for key, name in zip(members, names, strict=True)]
 
 
@@ -151,15 +151,15 @@ def varying(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     return [key for key in shared if len({repr(group[key]) for group in groups}) > 1]
 
 
-def _labels(groups: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The method's name, and what tells it from others of its name."""
-    labels = []
+def labels(groups: Sequence[Mapping[str, Any]], name: str = "method.name") -> list[str]:
+    """The name of each method or task, and what tells it from others of its name."""
+    found = []
     for settings in groups:
-        namesakes = [other for other in groups if other["method.name"] == settings["method.name"]]
+        namesakes = [other for other in groups if other[name] == settings[name]]
         unusual = [key for key in varying(namesakes) if not _is_usual(settings[key], [o[key] for o in namesakes])]
         own = [f"{short(key)} {_said(settings[key])}" for key in unusual]
-        labels.append(", ".join([str(settings["method.name"]), *own]))
-    return labels
+        found.append(", ".join([str(settings[name]), *own]))
+    return found
 
 
 def _is_usual(value: Any, values: Sequence[Any]) -> bool:

@@ -56,8 +56,8 @@ def tsne(runs: Sequence[SavedRun], options: Options) -> Drawing:
     groups = grouped(runs)
     placed, scores = {}, []
     for group in groups:
-        clouds = _clouds(group, options)
-        scores += [(group.label, *line) for line in _separations(clouds)]
+        clouds = clouds_of(group, options)
+        scores += [(group.label, *line) for line in separations(clouds)]
         options.tell(f"t-SNE of {sum(len(c.label) for c in clouds)} points of {group.label}")
         placed[group.label] = embedded(clouds)
     points = [
@@ -76,7 +76,7 @@ def tsne(runs: Sequence[SavedRun], options: Options) -> Drawing:
     return Drawing(figures, {"": Table(header, points), "separation": Table(head, scores)})
 
 
-def _clouds(group: Group, options: Options) -> list[Cloud]:
+def clouds_of(group: Group, options: Options) -> list[Cloud]:
     """Features of the same test examples in every round, and the prototypes of that round."""
     run = group.runs[0]
     task, clouds = run.federation.task, list[Cloud]()
@@ -133,7 +133,7 @@ def embedded(clouds: Sequence[Cloud]) -> list[Cloud]:
     ]
 
 
-def _separations(clouds: Sequence[Cloud]) -> list[tuple[Any, ...]]:
+def separations(clouds: Sequence[Cloud]) -> list[tuple[Any, ...]]:
     """How well classes, and domains, are apart in the features themselves: the mean silhouette of each panel, -1 to 1.
     Empty where there is but one."""
     found = []

@@ -113,6 +113,8 @@ class Config:
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """The configuration in a file, with overrides such as `method.temperature=0.05`."""
     table, place = document(path)
+    if not table.keys() & {"task", "method"} and table.keys() & {"tasks", "methods"}:
+        raise BadInput(f"{path} is a comparison of several runs, not one experiment: protofed compare {path}")
     return parse(table, place, overrides, importer_for(path))
 
 
