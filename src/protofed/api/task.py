@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,13 @@ class InputSpec:
     def blank(self, size: int = 1) -> Tensor:
         """Inputs of zeros, for asking a network how large its outputs are."""
         return torch.zeros((size, *self.shape), dtype=self.dtype)
+
+
+class Preprocessing(Protocol):
+    """How files become examples as a task stores them; `protofed.datasets.preprocessing` has those there are."""
+
+    @property
+    def kind(self) -> Literal["images", "table"]: ...
 
 
 @dataclass(frozen=True)
@@ -95,9 +102,19 @@ class Task:
     public: Data | None = None
     """Examples that everyone may see, for methods that need such; their labels are not used."""
     name: str = "custom"
+    classes: tuple[str, ...] = ()
+    """The names of the classes, in the order of their numbers; the numbers themselves by default."""
+    preprocessing: Preprocessing | None = None
+    """How a file becomes an example; None if only tensors can be given to a model of this task."""
+    has_data: bool = True
+    """False for the outline of a task whose data are elsewhere: its examples are blank, and nothing trains on it."""
 
     def __post_init__(self) -> None:
         self._leave_out_empty()
+        if not self.classes:
+            object.__setattr__(self, "classes", tuple(map(str, range(self.num_classes))))
+        if len(self.classes) != self.num_classes:
+            raise BadInput(f"task {self.name}: {len(self.classes)} names for {self.num_classes} classes")
         if not self.clients:
             raise BadInput(f"task {self.name}: there are no clients with examples")
         for client in self.clients:
@@ -140,6 +157,12 @@ class Task:
             clients={c: Enrolment(len(data), self.domain_of.get(c)) for c, data in self.clients.items()},
             public=self.public,
         )
+
+    def refuse_without_data(self) -> None:
+        if not self.has_data:  # guard: blank-examples-train-nothing
+            raise BadInput(
+                "this run was loaded without its data and can only predict; load it with load(..., data=True)"
+            )
 
     def site(self, client: ClientId) -> Site:
         """What this client has."""

@@ -16,7 +16,9 @@ from protofed.cli import data
 from protofed.cli.analyse import analyse
 from protofed.cli.compare import compare, demo
 from protofed.cli.console import CannotPrint, err
+from protofed.cli.export import export
 from protofed.cli.methods import methods
+from protofed.cli.predict import evaluate, predict
 from protofed.cli.run import run, show
 from protofed.cli.signals import SIGNALLED
 from protofed.cli.tasks import tasks
@@ -31,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (run, show, compare, analyse, demo, methods, tasks):
+for command in (run, show, compare, analyse, export, predict, evaluate, demo, methods, tasks):
     app.command()(command)
 app.add_typer(data.app, name="data")
 

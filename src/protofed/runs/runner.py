@@ -14,6 +14,7 @@ from protofed.engine.rehearsal import rehearse
 from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
+from protofed.models.formats import outline_of
 from protofed.one_run import only_run
 from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
 from protofed.runs.config.renames import refuse_run_of_old_version
@@ -156,7 +157,9 @@ class _Run:
             return saved.state
         rehearse(self.federation)  # guard: rehearsal-before-anything-written
         if self.folder:
-            self.folder.begin(self.experiment.config, self.experiment.runtime)  # guard: config-toml-before-first-state
+            outline = outline_of(self.federation.task).text()
+            # guard: config-toml-before-first-state
+            self.folder.begin(self.experiment.config, self.experiment.runtime, outline)
         state = self.federation.start()
         if state.traffic:
             self._add(Round.of(state, len(self.federation.ids)))

@@ -9,16 +9,17 @@ import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from inspect import isabstract
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from protofed.api.method import Method
 from protofed.errors import BadInput
+from protofed.nn.networks import Parts
 from protofed.runs.config.schema import Problem, field_names, schema_of, shown
 from protofed.runs.config.toml import Table
 from protofed.runs.config.toml_locations import Key
@@ -38,17 +39,28 @@ class Importer:
 
     def class_of(self, name: str, kind: str) -> type:
         """The class called `module:Class`. Raises BadInput."""
+        module, cls = self._named(name)
+        if not isinstance(cls, type):
+            raise BadInput(f"{_place(module)} has no class {name.partition(':')[2]}")
+        _check_class(cls, kind, _place(module))
+        return cls
+
+    def network(self, name: str) -> Callable[..., Parts]:
+        """The function called `module:function`, which builds a network. Raises BadInput."""
+        module, function = self._named(name)
+        if not isinstance(function, FunctionType):
+            raise BadInput(f"{_place(module)} has no function {name.partition(':')[2]}")
+        return function
+
+    def _named(self, name: str) -> tuple[ModuleType, Any]:
+        """A module, and what is called so in it; None if nothing is."""
         match = NAME.fullmatch(name)
         if match is None:
             raise BadInput(f"{shown(name)} is not module:Class, such as my_package.my_module:MyMethod")
         if self.refusal:  # guard: table-imports-nothing
             raise BadInput(f"{shown(name)} is not imported: {self.refusal}")
         module = self._module(match["module"])
-        cls = getattr(module, match["cls"], None)
-        if not isinstance(cls, type):
-            raise BadInput(f"{_place(module)} has no class {match['cls']}")
-        _check_class(cls, kind, _place(module))
-        return cls
+        return module, getattr(module, match["cls"], None)
 
     def _module(self, name: str) -> ModuleType:
         with self._on_path():

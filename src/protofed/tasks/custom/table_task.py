@@ -12,6 +12,7 @@ import torch
 from protofed.api.task import Task
 from protofed.data.transforms import Transform
 from protofed.datasets import sites
+from protofed.datasets.preprocessing import TableRows
 from protofed.datasets.sites import LabelledRows
 from protofed.datasets.tabular import Encoder, Kind, Table, sum_of, summary_of
 from protofed.errors import BadInput
@@ -37,7 +38,8 @@ def table_task(settings: "Custom", root: Path) -> Task:
     train_tables = {site: labelled[site].table.take(rows[site].train.tolist()) for site in labelled}
     encoder = Encoder.fit(sum_of(summary_of(table, kinds) for table in train_tables.values()))
     inputs = {site: torch.from_numpy(encoder.encode(site_rows.table)) for site, site_rows in labelled.items()}
-    return assemble(examples, rows, inputs, partial(models.mlp, len(encoder.features)), Transform())
+    task = assemble(examples, rows, inputs, partial(models.mlp, len(encoder.features)), Transform())
+    return replace(task, preprocessing=TableRows(encoder, settings.label or ""))
 
 
 def examples_of(rows: LabelledRows) -> SiteExamples:
