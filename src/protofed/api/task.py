@@ -102,8 +102,8 @@ class Task:
     public: Data | None = None
     """Examples that everyone may see, for methods that need such; their labels are not used."""
     name: str = "custom"
-    classes: tuple[str, ...] = ()
-    """The names of the classes, in the order of their numbers; the numbers themselves by default."""
+    class_names: tuple[str, ...] = ()
+    """The name of each class; none if the classes have no names."""
     preprocessing: Preprocessing | None = None
     """How a file becomes an example; None if only tensors can be given to a model of this task."""
     has_data: bool = True
@@ -111,10 +111,6 @@ class Task:
 
     def __post_init__(self) -> None:
         self._leave_out_empty()
-        if not self.classes:
-            object.__setattr__(self, "classes", tuple(map(str, range(self.num_classes))))
-        if len(self.classes) != self.num_classes:
-            raise BadInput(f"task {self.name}: {len(self.classes)} names for {self.num_classes} classes")
         if not self.clients:
             raise BadInput(f"task {self.name}: there are no clients with examples")
         for client in self.clients:
@@ -130,6 +126,8 @@ class Task:
         for what, named in (("domain_of", self.domain_of), ("local_tests", self.local_tests)):
             for client in named.keys() - self.clients.keys():
                 raise BadInput(f"task {self.name}: {what} names {client!r}, who is not a client")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise BadInput(f"task {self.name}: {len(self.class_names)} names for {self.num_classes} classes")
         for client, domain in self.domain_of.items():
             if domain not in self.tests:
                 raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
@@ -157,6 +155,11 @@ class Task:
             clients={c: Enrolment(len(data), self.domain_of.get(c)) for c, data in self.clients.items()},
             public=self.public,
         )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, or their numbers."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
 
     def refuse_without_data(self) -> None:
         if not self.has_data:  # guard: blank-examples-train-nothing

@@ -1,6 +1,6 @@
 """The card of a model: what it was trained on, how well it does, what it is for, and what it does not know."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from protofed.models.formats import Images, Rows, inputs_of
 from protofed.models.loading import INPUTS, MODEL, PROTOTYPES, WEIGHTS
 from protofed.printable import one_line
 from protofed.runs.config.recording import named_table
-from protofed.runs.store.folder import commit
+from protofed.runs.store.folder import RunFolder, commit
 from protofed.version import __version__
 
 if TYPE_CHECKING:
@@ -60,14 +60,22 @@ def _origin(result: "Result", site: str | None) -> str:
     name = method.pop("name")
     settings = ", ".join(f"{key} = {_cell(value)}" for key, value in method.items()) or "no settings"
     training = federation.training
+    trained = {} if result.folder is None else RunFolder(result.folder).read_environment()
     lines = [
         f"- **Method**: {_cell(name)} ({settings})",
         f"- **Training**: {result.state.round} of {training.rounds} rounds, {training.epochs} local epochs, batches of "
         f"{training.batch_size}, seed {training.seed}",
         f"- **Network**: {', '.join(result.module(site).part_names)} of {_network(result, site)}",
-        f"- **Made with**: protofed {__version__}, commit {commit()}",
+        f"- **Trained with**: {_version(trained)}",
+        f"- **Exported with**: {_version({'protofed': __version__, 'commit': commit()})}",
     ]
     return "\n".join(lines)
+
+
+def _version(facts: Mapping[str, object]) -> str:
+    if "protofed" not in facts:
+        return "a version that was not written down"
+    return f"protofed {_cell(facts['protofed'])}, commit {_cell(facts.get('commit', 'unknown'))}"
 
 
 def _network(result: "Result", site: str | None) -> str:

@@ -36,7 +36,7 @@ def task_without_data(outline: Outline, find: FindNetwork, where: Path) -> Task:
         model=NetworkOfClient(networks) if any(one != first for one in others) else first,
         transform=Transform(outline.inputs.mean, outline.inputs.std),
         public=_blank(outline.inputs, outline.public) if outline.public else None,
-        classes=outline.classes,
+        class_names=outline.classes,
         preprocessing=preprocessing_of(outline.inputs.files),
         has_data=False,
     )

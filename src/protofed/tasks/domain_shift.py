@@ -79,7 +79,7 @@ class _DomainShift:
             domain_of,
             transform=TRANSFORM,
             name=name,
-            classes=classes,
+            class_names=classes,
             preprocessing=ImageFiles(self.pixels, 3),
         )
 

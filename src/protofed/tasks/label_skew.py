@@ -102,7 +102,7 @@ class _LabelSkew:
             tests={name: test},
             num_classes=num_classes,
             model=image_network(self.model, channels, num_classes, self.pixels),
-            classes=dataset.classes,
+            class_names=dataset.classes,
             preprocessing=ImageFiles(self.pixels, channels),
             local_tests=local_tests,
             transform=self._transform(name),

@@ -108,7 +108,7 @@ class AmazonReviews:
             clients |= domain_clients
             domain_of |= dict.fromkeys(domain_clients, domain)
         model, classes = network(mlp, self.dimensions, 2, self.width), ("negative", "positive")
-        return Task(clients, tests, 2, model, domain_of, name="amazon_reviews", classes=classes)
+        return Task(clients, tests, 2, model, domain_of, name="amazon_reviews", class_names=classes)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _tabular_task(
         tests={site: _encoded(encoder, test) for site, (_, test) in sites.items()},
         num_classes=2,
         model=network(mlp, len(encoder.features), 2, width),
-        classes=classes,
+        class_names=classes,
         preprocessing=TableRows(encoder, zero_is_missing=zero_is_missing),
         domain_of={site: site for site in sites},
         local_tests={site: _encoded(encoder, test) for site, (_, test) in sites.items()},

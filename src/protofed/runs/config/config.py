@@ -30,6 +30,7 @@ from protofed.runs.config.sections import (
 from protofed.runs.config.toml import Place, Table, document, overlap, overridden, section_text
 from protofed.runs.config.toml_locations import Key
 from protofed.runs.config.user_classes import Importer, code_digest, importer_for, user_classes
+from protofed.runs.observers import LoggingSettings
 from protofed.runs.runner import Experiment
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runtimes.base import Runtime
@@ -54,6 +55,7 @@ class Config:
     evaluation: EvaluationSettings
     saving: SavingSettings = field(default_factory=SavingSettings)
     uploads: UploadSettings = field(default_factory=UploadSettings)
+    logging: LoggingSettings = field(default_factory=LoggingSettings)
     user_code: str = ""
     """A digest of the files that define a method or task of the user's own."""
 
@@ -107,6 +109,7 @@ class Config:
             runtime={"name": type(runtime).__name__.lower(), **self.runtime.numerics()},
             on_save_error=self.saving.on_error,
             keep=tuple(self.saving.keep),
+            logging=self.logging,
         )
 
 

@@ -34,7 +34,7 @@ def assemble(
         tests=tests,
         num_classes=len(classes),
         model=network(parts, len(classes)),
-        classes=classes,
+        class_names=classes,
         domain_of={site: site for site in tests},
         local_tests=tests,
         transform=transform,
