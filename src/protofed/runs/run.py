@@ -20,6 +20,7 @@ from protofed.runs.config.messages import refuse
 from protofed.runs.config.renames import renamed
 from protofed.runs.config.schema import chosen
 from protofed.runs.config.sections import EvaluationSettings, SavingSettings
+from protofed.runs.config.user_code import code_digest, model_code
 from protofed.runs.observers import LoggingSettings, Observer, Progress, is_watched, observer_of
 from protofed.runs.results import Result
 from protofed.runs.runner import execute
@@ -109,6 +110,7 @@ def run(
         saving=checked(SavingSettings(on_save_error, list(keep))),
         uploads=checked(uploads),
         logging=checked(logging),
+        user_code=code_digest(_own_code(method, task)),
     )
     run_folder = RunFolder(Path(folder).absolute()) if folder is not None else None
     with only_run():  # building a task and its networks draws too
@@ -121,6 +123,15 @@ def run(
             observer=_shown(observer, progress),
         )
     return replace(result, config=config)
+
+
+def _own_code(method: Method[Any, Any, Any, Any] | str, task: Task | str) -> list[Any]:
+    """What may be the user's own: the method, those that it goes around, and what builds the networks."""
+    found: list[Any] = model_code(task.model) if isinstance(task, Task) else []
+    while isinstance(method, Method):
+        found.append(type(method))
+        method = getattr(method, "base", "")
+    return found
 
 
 def continue_from(

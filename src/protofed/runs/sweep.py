@@ -80,7 +80,7 @@ def sweep(
     waiting = unfinished(configs, out)
     context = multiprocessing.get_context("spawn")
     stop = context.Event()
-    code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
+    code_folders = import_folders([part for config in configs for part in config.own_parts])
     count = workers or runs_at_once(list(waiting.values()))
     with ProcessPoolExecutor(count, context, _prepare, (stop, os.getpid(), code_folders)) as pool:
         with held_back():  # the pool starts its processes now

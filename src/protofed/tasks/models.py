@@ -4,7 +4,9 @@ If a paper has layers between the two, they are the part `projection`. All layer
 initialisation.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
@@ -148,6 +150,26 @@ def network(build: Callable[..., Parts], *arguments: int | float | str | bool) -
     own = f"{build.__module__}:{build.__qualname__}"
     name = next((name for name, one in MODELS.items() if one is build), "")
     return Network(name or own, settings, None if name else build)
+
+
+_OWN: ContextVar[Mapping[str, Callable[..., Parts]]] = ContextVar("_OWN", default={})  # noqa: B039, never changed
+
+
+@contextmanager
+def known_networks(networks: Mapping[str, Callable[..., Parts]]) -> Iterator[None]:
+    """Tasks that are built inside may name these networks of the user's own."""
+    token = _OWN.set(networks)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
+
+
+def own_network(name: str) -> Callable[..., Parts]:
+    """A network of the user's own, by `module:function`."""
+    if name not in _OWN.get():
+        raise BadInput(f"the network {name!r} is only known where an experiment file names it")
+    return _OWN.get()[name]
 
 
 ImageModel = Literal["resnet10", "resnet18", "resnet18_projected", "cnn3", "cnn2", "conv2", "lenet_projected"]
