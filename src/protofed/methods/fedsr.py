@@ -89,7 +89,7 @@ class FedSR(PartSharing):
         mean, spread = encoded(model, x)
         noise = normal(torch.zeros((), dtype=torch.int64, device=x.device), self.samples, 1, mean.shape[-1])
         z = mean + spread * noise  # (S, B, P)
-        scores = model.classifier(z.flatten(0, 1)).view(self.samples, len(x), -1)
+        scores = model.classifier(z.flatten(0, 1)).view(self.samples, x.shape[0], -1)
         return scores.log_softmax(-1).logsumexp(0) - log(self.samples)
 
 

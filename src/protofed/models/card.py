@@ -1,5 +1,6 @@
 """The card of a model: what it was trained on, how well it does, what it is for, and what it does not know."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from protofed.version import __version__
 
 if TYPE_CHECKING:
     from protofed.runs.results import Result
+
+log = logging.getLogger(__name__)
 
 FILES = {
     WEIGHTS: "the weights, by name (safetensors)",
@@ -114,9 +117,12 @@ def _results(result: "Result", site: str | None) -> str:
 def _confusion(result: "Result", site: str | None) -> str:
     try:
         counts = np.asarray(result.confusion(site))
-    except (BadInput, RunFailed) as error:
-        first = str(error).partition("\n")[0]
-        return f"The confusion matrix is not known here ({first}). `protofed evaluate` makes one from labelled data."
+    except (BadInput, RunFailed) as error:  # its words may hold paths of this machine
+        log.info("no confusion matrix for the card: %s", error)
+        return (
+            "The confusion matrix is not known: the data of the run were not at hand, or had changed, when the model "
+            "was exported. `protofed evaluate` makes one from labelled data."
+        )
     return confusion_text(counts, result.federation.task.classes)
 
 
