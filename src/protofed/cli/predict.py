@@ -124,10 +124,16 @@ def _facts(one: "Judged", classes: Sequence[str]) -> dict[str, object]:
         "examples": int(one.confusion.sum()),
         "without_label": one.left_out,
         **one.scores,
+        "intervals": one.intervals,
         "sensitivity": dict(zip(classes, one.sensitivity, strict=True)),
         "classes": list(classes),
         "confusion": one.confusion.tolist(),
     }
+
+
+def _with_interval(value: float, interval: tuple[float, float] | None) -> str:
+    between = "" if interval is None else f" ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
+    return f"{100 * value:.1f} %{between}"
 
 
 def _print_judged(site: str, one: "Judged", classes: Sequence[str]) -> None:
@@ -135,7 +141,8 @@ def _print_judged(site: str, one: "Judged", classes: Sequence[str]) -> None:
     from rich.table import Table
 
     names = {"accuracy": "accuracy", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro-F1"}
-    scores = ", ".join(f"{words} {100 * one.scores[name]:.1f} %" for name, words in names.items())
+    intervals = one.intervals
+    scores = ", ".join(f"{words} {_with_interval(one.scores[name], intervals[name])}" for name, words in names.items())
     left = f" ({one.left_out} rows without a label are left out)" if one.left_out else ""
     out.print(f"{escape(site)}: {int(one.confusion.sum())} examples{left}", highlight=False)
     say(f"  {scores}; the most frequent class alone gives {100 * one.scores['majority_rate']:.1f} %")

@@ -15,6 +15,7 @@ from protofed.datasets.preprocessing import ImageFiles, TableRows
 from protofed.datasets.tabular import Table, read_table
 from protofed.errors import BadInput
 from protofed.metrics import formulas
+from protofed.metrics.bootstrap import bootstrap_interval
 from protofed.models.loading import LoadedModel
 from protofed.models.predicting import BATCH, table_files
 
@@ -38,6 +39,17 @@ class Judged:
             "macro_f1": formulas.macro_f1(c),
             "majority_rate": formulas.majority_rate(c),
         }
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float] | None]:
+        """95 % intervals of the scores that can be wrong, by bootstrap; None where all draws give the same value."""
+        formula = {
+            "accuracy": formulas.accuracy,
+            "balanced_accuracy": formulas.balanced_accuracy,
+            "macro_f1": formulas.macro_f1,
+        }
+        found = {name: bootstrap_interval(self.confusion, one) for name, one in formula.items()}
+        return {name: None if one is None else (one.low, one.high) for name, one in found.items()}
 
     @property
     def sensitivity(self) -> list[float | None]:
