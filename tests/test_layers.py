@@ -21,7 +21,7 @@ LAYERS = [
     {"engine"},
     {"evaluation"},
     {"testing"},
-    {"runs"},
+    {"runs", "models"},
     {"reports", "inspection"},
     {"cli"},
 ]
@@ -255,10 +255,13 @@ def test_a_run_loads_no_slow_library_that_few_runs_need() -> None:
     assert not loaded & {"sklearn", "scipy.stats", "pandas", "matplotlib", "typer", "protofed.methods.fpl"}
 
 
+COMMANDS = (
+    *("run", "show", "compare", "report", "watch", "list", "analyse", "export", "predict", "evaluate", "demo"),
+    *("methods", "tasks", "data"),
+)
 QUICK = [
     *(["--help"], ["--version"], ["methods"], ["methods", "--tag", "core", "--json"], ["tasks"], ["tasks", "--json"]),
-    *([name, "--help"] for name in ("run", "show", "compare", "report", "watch", "list", "analyse", "demo")),
-    *([name, "--help"] for name in ("methods", "tasks", "data")),
+    *([name, "--help"] for name in COMMANDS),
     ["data", "inspect", "--help"],
 ]
 

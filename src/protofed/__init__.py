@@ -13,13 +13,17 @@ _MODULES = {
     "Asam": "protofed.optim.optimizers",
     "BadInput": "protofed.errors",
     "Batch": "protofed.data.batches",
+    "Callback": "protofed.runs.observers",
     "ClientContext": "protofed.api.contexts",
     "ConstantRate": "protofed.optim.schedules",
     "CosineRate": "protofed.optim.schedules",
     "Data": "protofed.data.batches",
+    "LoggingSettings": "protofed.runs.observers",
+    "MLflow": "protofed.runs.observers",
     "Method": "protofed.api.method",
     "Model": "protofed.nn.networks",
     "Objective": "protofed.api.requests",
+    "Observer": "protofed.runs.observers",
     "Reply": "protofed.api.contexts",
     "Result": "protofed.runs.results",
     "RmsProp": "protofed.optim.optimizers",
@@ -29,7 +33,12 @@ _MODULES = {
     "Sgd": "protofed.optim.optimizers",
     "StepRate": "protofed.optim.schedules",
     "Task": "protofed.api.task",
+    "TensorBoard": "protofed.runs.observers",
+    "TrainedModel": "protofed.models.module",
     "Transform": "protofed.data.transforms",
+    "WeightsAndBiases": "protofed.runs.observers",
+    "continue_from": "protofed.runs.run",
+    "export": "protofed.models.exporting",
     "load": "protofed.runs.loading",
     "record": "protofed.tree",
     "run": "protofed.runs.run",
@@ -86,12 +95,15 @@ if TYPE_CHECKING:
     from protofed.methods.moon import Moon
     from protofed.methods.pfedcspc import PFedCSPC
     from protofed.methods.scaffold import Scaffold
+    from protofed.models.exporting import export
+    from protofed.models.module import TrainedModel
     from protofed.nn.networks import Model
     from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
     from protofed.optim.schedules import ConstantRate, CosineRate, StepRate
     from protofed.runs.loading import load
+    from protofed.runs.observers import Callback, LoggingSettings, MLflow, Observer, TensorBoard, WeightsAndBiases
     from protofed.runs.results import Result
-    from protofed.runs.run import run
+    from protofed.runs.run import continue_from, run
     from protofed.runs.runtime_choice import RuntimeSettings
     from protofed.tasks import TASKS
     from protofed.tree import record
@@ -153,6 +165,7 @@ __all__ = [
     "Averaging",
     "BadInput",
     "Batch",
+    "Callback",
     "ClientContext",
     "ConstantRate",
     "CosineRate",
@@ -188,10 +201,13 @@ __all__ = [
     "FedSoup",
     "LGFed",
     "LocalOnly",
+    "LoggingSettings",
+    "MLflow",
     "Method",
     "Model",
     "Moon",
     "Objective",
+    "Observer",
     "PFedCSPC",
     "Reply",
     "Result",
@@ -203,8 +219,13 @@ __all__ = [
     "Sgd",
     "StepRate",
     "Task",
+    "TensorBoard",
+    "TrainedModel",
     "Transform",
+    "WeightsAndBiases",
     "__version__",
+    "continue_from",
+    "export",
     "load",
     "record",
     "run",

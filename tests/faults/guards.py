@@ -1334,4 +1334,46 @@ GUARDS = (
         tests="tests/reports/page/test_watch.py -k loopback",
         swap=("LOOPBACK", '""'),
     ),
+    Guard(
+        id="model-files-have-checksums",
+        what="files of a model are those that were exported",
+        tests="tests/models/test_foreign_models.py -k changed_file",
+        new="if False:",
+    ),
+    Guard(
+        id="network-not-larger-than-weights",
+        what="a model's network takes no more memory than its weights",
+        tests="tests/models/test_foreign_models.py -k 'is_said and huge'",
+        new="if False:",
+    ),
+    Guard(
+        id="export-overwrites-nothing",
+        what="a model is not written over what is there",
+        tests="tests/models/test_handing_over.py -k overwritten",
+        new="if False:",
+    ),
+    Guard(
+        id="export-replaces-only-models",
+        what="what is replaced is a model and nothing else",
+        tests="tests/models/test_handing_over.py -k overwritten",
+        new="if False:",
+    ),
+    Guard(
+        id="edited-module-needs-new-process",
+        what="the old code of an edited module is not taken for the new",
+        tests="tests/runs/test_user_code.py -k while_python_runs",
+        new="if False:",
+    ),
+    Guard(
+        id="broken-code-raised-once",
+        what="code that fails at every client is refused before the first round",
+        tests="tests/engine/test_trial.py -k raised_once",
+        new="if False:",
+    ),
+    Guard(
+        id="blank-examples-train-nothing",
+        what="a run that was loaded without its data does not train",
+        tests="tests/models/test_handing_over.py -k data_are_not",
+        new="if False:",
+    ),
 )

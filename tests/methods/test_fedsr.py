@@ -191,7 +191,7 @@ def test_prediction_is_the_mean_of_the_softmax_over_samples(samples: int) -> Non
     model, x = of.networks_of("ann").model(params), TASK.transform.clean(TASK.tests["domain 0"].x)
     with torch.no_grad():
         found = method.predict(model, x, message, None)
-        noise = normal(torch.tensor(0), samples, len(x), FEATURES)
+        noise = normal(torch.tensor(0), samples, 1, FEATURES)
         both = model.gaussian(model.features(x))
         shares = [
             model.classifier(both[:, :FEATURES] + F.softplus(both[:, FEATURES:]) * one).double().softmax(-1)

@@ -73,7 +73,7 @@ def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFacto
 def test_a_run_writes_its_folder(experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/somewhere/protofed", "run", "my file.toml"])
     execute(experiment, RunFolder(tmp_path))
-    names = {"checkpoint", "config.toml", "done", "environment.json", "lock", "rounds.jsonl"}
+    names = {"checkpoint", "config.toml", "done", "environment.json", "lock", "rounds.jsonl", "task.json"}
     assert {p.name for p in tmp_path.iterdir()} == names
     assert len((tmp_path / "rounds.jsonl").read_text().splitlines()) == ROUNDS
     environment = json.loads((tmp_path / "environment.json").read_text())

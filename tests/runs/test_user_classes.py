@@ -212,12 +212,14 @@ def test_the_configuration_of_a_run_folder_imports_nothing(tmp_path: Path) -> No
     assert not (folder.path / "sung").exists()
 
 
-def test_other_code_is_another_run(tmp_path: Path) -> None:
+def test_other_code_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = new_module(tmp_path, METHOD)
     path = written(tmp_path, f"{name}:Mine")
     first = config.load(path).identity
     assert config.load(path).identity == first
     (tmp_path / f"{name}.py").write_text(METHOD + "\nFACTOR = 2\n")
+    del sys.modules[name]  # as in a new process
+    monkeypatch.setattr("protofed.runs.config.user_code._FIRST_SEEN", {})
     assert config.load(path).identity.partition("+")[0] == first.partition("+")[0]
     assert config.load(path).identity != first
 

@@ -179,6 +179,11 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         """Scores of the classes, (B, C); memory is None for the public model."""
         return model.logits(x)
 
+    def probabilities(self, scores: Tensor, message: Message) -> Tensor:
+        """The scores that `predict` gives as probabilities, (B, C). Of the nearest prototype, they only say how much
+        nearer it is."""
+        return scores.softmax(-1)
+
     def outcomes(self, model: Model, batch: Batch, message: Message, memory: Memory | None) -> Outcomes:
         """What the method says of each example."""
         return outcomes_of(self.predict(model, batch.x, message, memory))

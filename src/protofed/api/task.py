@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,13 @@ class InputSpec:
     def blank(self, size: int = 1) -> Tensor:
         """Inputs of zeros, for asking a network how large its outputs are."""
         return torch.zeros((size, *self.shape), dtype=self.dtype)
+
+
+class Preprocessing(Protocol):
+    """How files become examples as a task stores them; `protofed.datasets.preprocessing` has those there are."""
+
+    @property
+    def kind(self) -> Literal["images", "table"]: ...
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,12 @@ class Task:
     public: Data | None = None
     """Examples that everyone may see, for methods that need such; their labels are not used."""
     name: str = "custom"
+    class_names: tuple[str, ...] = ()
+    """The name of each class; none if the classes have no names."""
+    preprocessing: Preprocessing | None = None
+    """How a file becomes an example; None if only tensors can be given to a model of this task."""
+    has_data: bool = True
+    """False for the outline of a task whose data are elsewhere: its examples are blank, and nothing trains on it."""
 
     def __post_init__(self) -> None:
         self._leave_out_empty()
@@ -113,6 +126,8 @@ class Task:
         for what, named in (("domain_of", self.domain_of), ("local_tests", self.local_tests)):
             for client in named.keys() - self.clients.keys():
                 raise BadInput(f"task {self.name}: {what} names {client!r}, who is not a client")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise BadInput(f"task {self.name}: {len(self.class_names)} names for {self.num_classes} classes")
         for client, domain in self.domain_of.items():
             if domain not in self.tests:
                 raise BadInput(f"task {self.name}: client {client!r} is of domain {domain!r}, which has no test set")
@@ -140,6 +155,17 @@ class Task:
             clients={c: Enrolment(len(data), self.domain_of.get(c)) for c, data in self.clients.items()},
             public=self.public,
         )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, or their numbers."""
+        return self.class_names or tuple(map(str, range(self.num_classes)))
+
+    def refuse_without_data(self) -> None:
+        if not self.has_data:  # guard: blank-examples-train-nothing
+            raise BadInput(
+                "this run was loaded without its data and can only predict; load it with load(..., data=True)"
+            )
 
     def site(self, client: ClientId) -> Site:
         """What this client has."""

@@ -16,8 +16,10 @@ from protofed.cli import data
 from protofed.cli.analyse import analyse
 from protofed.cli.compare import compare, demo
 from protofed.cli.console import CannotPrint, err
+from protofed.cli.export import export
 from protofed.cli.list import list_
 from protofed.cli.methods import methods
+from protofed.cli.predict import evaluate, predict
 from protofed.cli.report import report
 from protofed.cli.run import run, show
 from protofed.cli.signals import SIGNALLED
@@ -35,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, show, compare, report, watch, analyse, demo, methods, tasks):
+for command in (run, show, compare, report, watch, analyse, export, predict, evaluate, demo, methods, tasks):
     app.command()(command)
 app.command("list")(list_)
 app.add_typer(data.app, name="data")

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import scipy  # loads its submodules on first use
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
@@ -162,6 +161,8 @@ def _glyphs() -> tuple[Floats, Floats]:
 
 def _glyph(font: ImageFont.FreeTypeFont, digit: str) -> tuple[Floats, float]:
     """Signed depth inside a digit that is centred in its cell, and half its width."""
+    import scipy  # many who import this module read other datasets
+
     side = OVERSAMPLING * CELL
     _, top, _, bottom = font.getbbox("0")
     canvas = Image.new("L", (side, side))

@@ -117,6 +117,9 @@ class Around(Method[Any, Any, Any, Any]):
     def predict(self, model: Model, x: Tensor, message: Tree, memory: Any) -> Tensor:
         return self.base.predict(model, x, self.seen(message, memory), self.kept_by_base(memory))
 
+    def probabilities(self, scores: Tensor, message: Tree) -> Tensor:
+        return self.base.probabilities(scores, message)
+
     def outcomes(self, model: Model, batch: Batch, message: Tree, memory: Any) -> Outcomes:
         return self.base.outcomes(model, batch, self.seen(message, memory), self.kept_by_base(memory))
 

@@ -136,6 +136,7 @@ class Federation:
 
     def _attempted(self, phase: Callable[[State, int], State], state: State) -> State:
         """The state after a phase, which is begun again, from the same state, if it was abandoned."""
+        self.task.refuse_without_data()
         abandoned: list[str] = []
         for attempt in range(self.training.attempts):  # guard: round-tried-again
             try:
@@ -305,6 +306,7 @@ class Federation:
         """How the model does that each client would use now; of all clients that are not in quarantine, unless some are
         named. A client whose evaluation fails is left out, with a warning; one whose process was killed is asked again:
         nothing else would name it, and its state has not changed."""
+        self.task.refuse_without_data()
         order = self.trusted(state) if ids is None else tuple(ids)
         like = evaluation_spec(self.test_sets(order[0], tests), self.task.num_classes)
         message_for = partial(self.method.message_for, state.server)

@@ -1,5 +1,5 @@
-"""What is tried before the first round: whether clients' networks fit together, and whether the device has a
-deterministic form of all that clients do."""
+"""What is tried before the first round: whether clients' networks fit together, whether the device has a deterministic
+form of all that clients do, and whether code of the user's own works at all."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from protofed import tree
 from protofed.api.task import ClientId
 from protofed.engine.around import unwrapped
+from protofed.engine.trial import is_own_code, refuse_broken_code
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
 from protofed.runtimes.base import Job
@@ -33,12 +34,15 @@ def rehearse(federation: "Federation") -> None:
     with federation.runtime.open(federation):
         first = {id(federation.networks_of(client)): client for client in reversed(federation.sampled(0))}
         clients, is_strict = sorted(first.values()), torch.are_deterministic_algorithms_enabled()
-        if len(clients) == 1 and not is_strict:
+        is_own = is_own_code(federation)
+        if len(clients) == 1 and not is_strict and not is_own:
             return
         state = federation.method.init_server(federation.server_context(0, "load"))
         _refuse_different_networks(federation, state, clients)  # guard: different-networks-refused
         if is_strict:
             _refuse_nondeterminism(federation, state, clients)
+        if is_own:
+            refuse_broken_code(federation, state)
 
 
 def _refuse_different_networks(federation: "Federation", state: Tree, clients: Sequence[ClientId]) -> None:

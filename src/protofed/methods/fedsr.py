@@ -12,7 +12,8 @@ Departures:
 3. Clients train for the configured number of epochs; the authors' code averages after every 5 batches.
 4. Spreads are at least 10⁻⁶, and the scale before the reference distributions is positive: the absolute value of what
    is learnt. The authors' code bounds neither.
-5. Scores are logarithms of the mean of the softmax over the samples.
+5. Scores are logarithms of the mean of the softmax over the samples. All examples share the draws, so that a prediction
+   does not depend on the other examples of its batch.
 """
 
 from dataclasses import dataclass
@@ -86,9 +87,9 @@ class FedSR(PartSharing):
     def predict(self, model: Model, x: Tensor, message: Weights, memory: OwnWeights | None) -> Tensor:
         """The logarithm of the mean of the softmax over samples of the features."""
         mean, spread = encoded(model, x)
-        noise = normal(torch.zeros((), dtype=torch.int64, device=x.device), self.samples, *mean.shape)
+        noise = normal(torch.zeros((), dtype=torch.int64, device=x.device), self.samples, 1, mean.shape[-1])
         z = mean + spread * noise  # (S, B, P)
-        scores = model.classifier(z.flatten(0, 1)).view(self.samples, len(x), -1)
+        scores = model.classifier(z.flatten(0, 1)).view(self.samples, x.shape[0], -1)
         return scores.log_softmax(-1).logsumexp(0) - log(self.samples)
 
 

@@ -5,7 +5,7 @@ A client's networks are named *parts* (`features`, `classifier`, ...). Their wei
 """
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -154,6 +154,16 @@ class Networks:
             if is_buffer and store[name] is not params[key]:  # assigned anew, not changed in place
                 params[key].copy_(store[name].detach())
         return output
+
+    def modules_at(self, params: Params, parts: Collection[str]) -> Parts:
+        """New modules of these parts that have these weights as their own, in evaluation mode."""
+        made = self._seeded_parts(seed=0)
+        entries = entries_of(made)
+        with torch.no_grad():
+            for name, leaf in entries.params.items():
+                if name.partition(".")[0] in parts:
+                    leaf.copy_(params[name])
+        return {part: module.eval() for part, module in made.items() if part in parts}
 
     def buffer_copies(self, params: Params) -> Params:
         """Copies of the buffers, for a call that may change them."""

@@ -48,7 +48,7 @@ def job(config: Config, files: Parcel) -> Job:
         raise BadInput(f"{name} cannot travel to another machine: its task was built in Python, so give settings")
     code = _code(config)
     toml = config.toml()
-    folders = import_folders([config.method, config.task])
+    folders = import_folders(config.own_parts)
     with _importable(folders):
         try:
             there = configuration.parse(tomllib.loads(toml), "config.toml", importer=Importer(refusal=""))
@@ -137,5 +137,5 @@ def _code(config: Config) -> dict[str, bytes]:
     """The modules that were loaded for the user's classes from folders that are not on Python's path, such as the one
     of the comparison file. What is on the path is installed, and must be so on the other machine too."""
     own = Path(protofed.__file__).parents[1]
-    folders = [Path(folder) for folder in import_folders([config.method, config.task]) if folder not in sys.path]
+    folders = [Path(folder) for folder in import_folders(config.own_parts) if folder not in sys.path]
     return {name: data for folder in folders if folder != own for name, data in loaded_from(folder).items()}

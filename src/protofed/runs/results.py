@@ -3,21 +3,34 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from torch import Tensor
 
 from protofed.api.task import ClientId
+from protofed.data.batches import Data
 from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.errors import BadInput
 from protofed.evaluation.evaluate import Judged, Scores
 from protofed.metrics.registry import METRICS
+from protofed.models.module import TrainedModel
+from protofed.models.taking import client_model, public_model
 from protofed.nn.networks import Model
+from protofed.runs import results_views
 from protofed.runtimes.device import moved
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+    from protofed.runs.config.config import Config
 
 Summary = Literal["last_five", "last", "best"]
 
@@ -125,13 +138,17 @@ class Summed:
     """By id, such as `average` or `personal.owned`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run gives: the scores of every round, and the final state of the federation."""
 
     federation: Federation
     state: State
     rounds: tuple[Round, ...]
+    config: "Config | None" = None
+    """The settings of the run, if it was made from some."""
+    folder: Path | None = None
+    """Where the run is saved."""
 
     @property
     def server(self) -> Any:
@@ -141,8 +158,15 @@ class Result:
     def is_complete(self) -> bool:
         return self.state.round == self.federation.training.rounds
 
+    def module(self, client: ClientId | None = None) -> TrainedModel:
+        """The model that this client would use now, or without a client the public one, as a plain `nn.Module`: from
+        inputs, which its `transform` makes of stored examples, to scores of the classes by the method's own rule."""
+        if client is None:
+            return public_model(self.federation, self.state)
+        return client_model(self.federation, self.state, client)
+
     def model_for(self, client: ClientId) -> Model:
-        """The model that this client would use now, in evaluation mode; it reads what the task's transform gives."""
+        """The networks of this client at the weights that it would use now, part by part: `model.features(x)`."""
         message, memory = self._seen_by(client)
         return self.federation.networks_of(client).model(self.federation.method.local_weights(message, memory))
 
@@ -153,6 +177,34 @@ class Result:
         with self.federation.runtime.open(self.federation):
             inputs = self.federation.task.transform.clean(moved(x, self.federation.runtime.device))
             return self.federation.method.predict(self.model_for(client), inputs, message, memory)
+
+    def embeddings(self, client: ClientId | None, data: Data | Tensor) -> Tensor:
+        """The features (N, D) that this client's model, or the public one, gives examples as stored: those in whose
+        space prototypes are."""
+        return results_views.embeddings(self, client, data)
+
+    def confusion(self, client: ClientId | None = None) -> NDArray[np.int64]:
+        """How often class i was taken for class j, (C, C): by this client's model on the test set that it sees at home,
+        or by the public model on all test sets. Needs the data of the run."""
+        return results_views.confusion(self, client)
+
+    def summary(self) -> str:
+        """The run in a few lines: what it was, and how well each site and domain did in the end."""
+        return results_views.summary(self)
+
+    __repr__ = __str__ = summary
+
+    def curves(self) -> "pandas.DataFrame":
+        """A row for every evaluated round: the training loss, all metrics by id, and the accuracy on each domain."""
+        return results_views.curves(self.rounds)
+
+    def plot(self, metric: str = "accuracy") -> "Axes":
+        """Draws a metric of the domains over the rounds, and gives matplotlib's axes."""
+        return results_views.plot(self.rounds, metric)
+
+    def with_data(self) -> "Result":
+        """The same run with its data, read again if it was loaded without."""
+        return results_views.with_data(self)
 
     def _seen_by(self, client: ClientId) -> tuple[Any, Any]:
         """The client's message and memory now."""

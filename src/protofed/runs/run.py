@@ -1,6 +1,7 @@
 """`protofed.run`: a run from Python, also with a method and a task of the user's own."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ from protofed.api.task import Task
 from protofed.engine.norm_statistics import NormStatistics
 from protofed.engine.optimizer_state import OptimizerState
 from protofed.engine.training import Training
+from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.one_run import only_run
 from protofed.optim.optimizers import Optimizer, Sgd
@@ -18,8 +20,10 @@ from protofed.runs.config.messages import refuse
 from protofed.runs.config.renames import renamed
 from protofed.runs.config.schema import chosen
 from protofed.runs.config.sections import EvaluationSettings, SavingSettings
+from protofed.runs.config.user_code import code_digest, model_code
+from protofed.runs.observers import LoggingSettings, Observer, Progress, is_watched, observer_of
 from protofed.runs.results import Result
-from protofed.runs.runner import Observer, execute
+from protofed.runs.runner import execute
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder
 from protofed.tasks import TASKS
@@ -62,14 +66,17 @@ def run(
     steal_lock: bool = False,
     on_save_error: Literal["stop", "warn"] = "stop",
     keep: Collection[int] = (),
-    observer: Observer | None = None,
+    logging: LoggingSettings = LoggingSettings(),  # noqa: B008, immutable
+    observer: Observer | Sequence[Observer] | None = None,
+    progress: bool | None = None,
 ) -> Result:
     """Runs a method on a task. Returns the metrics of every round and the final state.
 
     With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. `keep`
-    names rounds whose states stay there, to be looked at with `load`. For the
-    meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `RuntimeSettings` and
-    `execute`.
+    names rounds whose states stay there, to be looked at with `load`. Each `observer` is told how the run goes;
+    `progress` shows it in one line, by default in a terminal and in a notebook. For the
+    meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `RuntimeSettings`,
+    `LoggingSettings` and `execute`.
     """
     training = Training(
         rounds=rounds,
@@ -102,14 +109,70 @@ def run(
         evaluation=checked(EvaluationSettings(evaluate_every, evaluate_clients_every, fine_tune, global_models)),
         saving=checked(SavingSettings(on_save_error, list(keep))),
         uploads=checked(uploads),
+        logging=checked(logging),
+        user_code=code_digest(_own_code(method, task)),
     )
     run_folder = RunFolder(Path(folder).absolute()) if folder is not None else None
     with only_run():  # building a task and its networks draws too
-        return execute(
+        result = execute(
             config.experiment(),
             run_folder,
             resume=resume,
             allowed_changes=allowed_changes,
             steal_lock=steal_lock,
-            observer=observer,
+            observer=_shown(observer, progress),
         )
+    return replace(result, config=config)
+
+
+def _own_code(method: Method[Any, Any, Any, Any] | str, task: Task | str) -> list[Any]:
+    """What may be the user's own: the method, those that it goes around, and what builds the networks."""
+    found: list[Any] = model_code(task.model) if isinstance(task, Task) else []
+    while isinstance(method, Method):
+        found.append(type(method))
+        method = getattr(method, "base", "")
+    return found
+
+
+def continue_from(
+    result: Result,
+    rounds: int = 10,
+    *,
+    folder: Path | str | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
+    progress: bool | None = None,
+) -> Result:
+    """The run with more rounds, from where it ended.
+
+    A run with a folder goes on there, unless another one is given; then it is as it was. What the method does after its
+    last round has been done, and is done again in the end. A schedule of the learning rate is that of the longer run.
+    """
+    if result.config is None:
+        raise BadInput("only a result of protofed.run or protofed.load can go on: its settings are not known")
+    if rounds < 1:
+        raise BadInput(f"rounds is {rounds}: at least one more is needed")
+    training = replace(result.config.training, rounds=result.state.round + rounds)
+    config = replace(result.config, training=checked(training))
+    stays = folder is None and result.folder is not None
+    where = result.folder if folder is None else Path(folder).absolute()
+    run_folder = None if where is None else RunFolder(where)
+    if stays and run_folder is not None and run_folder.rounds_saved != result.state.round:
+        raise BadInput(
+            f"{where} has {run_folder.rounds_saved} rounds, and this result is of round {result.state.round}: give "
+            "another folder to go on from there"
+        )
+    with only_run():
+        done = execute(
+            config.experiment(),
+            run_folder,
+            resume=stays,
+            allowed_changes=("training.rounds",) if stays else (),
+            observer=_shown(observer, progress),
+            start=None if stays else result,
+        )
+    return replace(done, config=config)
+
+
+def _shown(observer: Observer | Sequence[Observer] | None, progress: bool | None) -> Observer:
+    is_shown = is_watched() and observer is None if progress is None else progress
+    return observer_of(observer, [Progress()] if is_shown else [])

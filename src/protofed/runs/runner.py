@@ -3,20 +3,21 @@
 import contextlib
 import logging
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal
 
-from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
 from protofed.engine.rehearsal import rehearse
 from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
+from protofed.models.formats import outline_of
 from protofed.one_run import only_run
 from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
 from protofed.runs.config.renames import refuse_run_of_old_version
+from protofed.runs.observers import Callback, LoggingSettings, Observer, observer_of
 from protofed.runs.results import Result, Round, parsed, split_lines
 from protofed.runs.runtime_choice import pinned_threads
 from protofed.runs.saver import Clock, Saver
@@ -30,25 +31,7 @@ from protofed.runtimes.client_store import InMemoryStore
 log = logging.getLogger(__name__)
 
 
-class Observer(Protocol):
-    """Is told how a run goes."""
-
-    def begin(self, federation: Federation, done: int) -> None: ...
-
-    def client(self, client: ClientId) -> None: ...
-
-    def round(self, result: Round) -> None: ...
-
-
-class Silent:
-    def begin(self, federation: Federation, done: int) -> None:
-        pass
-
-    def client(self, client: ClientId) -> None:
-        pass
-
-    def round(self, result: Round) -> None:
-        pass
+Silent = Callback
 
 
 @dataclass(frozen=True)
@@ -72,6 +55,8 @@ class Experiment:
     """Whether a run whose state cannot be saved ends, or goes on and tries again after the next round."""
     keep: tuple[int, ...] = ()
     """Rounds whose states stay in the folder."""
+    logging: LoggingSettings = field(default_factory=LoggingSettings)
+    """Where the numbers of every round go beside the folder."""
 
 
 def execute(
@@ -81,25 +66,30 @@ def execute(
     resume: bool = False,
     allowed_changes: Collection[str] = (),
     steal_lock: bool = False,
-    observer: Observer | None = None,
+    observer: Observer | Sequence[Observer] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    start: Result | None = None,
 ) -> Result:
     """Runs to the end, or to the end of the round in which `should_stop` becomes true.
 
     A run is resumed with the configuration that it was begun with. `allowed_changes` names settings, or sections, that
     may differ (and `protofed`, if another version may go on); `steal_lock` takes a folder that a process on another
-    machine has left without giving it back.
+    machine has left without giving it back. `start` is a run of the same federation that this one goes on from.
     """
+    logs = experiment.logging.observers(folder.path if folder else None, experiment.config, experiment.identity)
+    told, result = observer_of(observer, logs), None
     with (
         only_run(),
         pinned_threads(experiment.threads),
         folder.locked(steal_lock) if folder else contextlib.nullcontext() as lock,
     ):
         try:
-            run = _Run(experiment, folder, lock, observer or Silent(), allowed_changes)
-            return run.go(resume, should_stop)
+            run = _Run(experiment, folder, lock, told, allowed_changes, start)
+            result = run.go(resume, should_stop)
+            return result
         finally:
             experiment.federation.runtime.close()
+            told.end(result)
 
 
 class _Run:
@@ -110,8 +100,10 @@ class _Run:
         lock: Lock | None,
         observer: Observer,
         allowed: Collection[str],
+        start: Result | None = None,
     ) -> None:
         self.experiment = experiment
+        self.start = start
         self.lock = lock
         self.allowed = allowed
         self.unsaved = ""
@@ -135,7 +127,7 @@ class _Run:
             self.lock.check()
             if state.round == self.federation.training.rounds:
                 self.folder.end()
-        return Result(self.federation, state, tuple(self.rounds))
+        return Result(self.federation, state, tuple(self.rounds), folder=self.folder.path if self.folder else None)
 
     def _rounds(self, resume: bool, should_stop: Callable[[], bool]) -> State:
         state = self._first_state(resume)
@@ -156,12 +148,25 @@ class _Run:
             return saved.state
         rehearse(self.federation)  # guard: rehearsal-before-anything-written
         if self.folder:
-            self.folder.begin(self.experiment.config, self.experiment.runtime)  # guard: config-toml-before-first-state
-        state = self.federation.start()
-        if state.traffic:
-            self._add(Round.of(state, len(self.federation.ids)))
+            outline = outline_of(self.federation.task).text()
+            # guard: config-toml-before-first-state
+            self.folder.begin(self.experiment.config, self.experiment.runtime, outline)
+        if self.start is not None:
+            state = self._taken_over(self.start)
+        else:
+            state = self.federation.start()
+            if state.traffic:
+                self._add(Round.of(state, len(self.federation.ids)))
         self._save(state)
         return state
+
+    def _taken_over(self, start: Result) -> State:
+        """The state of another run, whose clients' states are kept here from now on."""
+        for one in start.rounds:
+            self._add(one)
+        before, store = start.federation.runtime.store, self.federation.runtime.store
+        receipts = {c: store.keep(c, before.load(c, receipt)) for c, receipt in start.state.receipts.items()}
+        return replace(start.state, receipts=receipts)
 
     def _keep_this(self, saved: Checkpoint) -> None:
         """A run that is resumed may be told only now to keep the round that it goes on from. Others are gone."""

@@ -64,7 +64,7 @@ def sweep(
     """
     folders = [folder_of(config, out) for config in configs]
     waiting = unfinished(configs, out)
-    code_folders = import_folders([part for config in configs for part in (config.method, config.task)])
+    code_folders = import_folders([part for config in configs for part in config.own_parts])
     where = places([*waiting.values()], workers)
     with Listener(CONTEXT) as listener, _shared_gpus(where, [*waiting.values()], workers):
         runs = _Runs(waiting, out, where, workers, code_folders, listener.messages)

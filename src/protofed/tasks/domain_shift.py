@@ -21,10 +21,10 @@ from protofed.datasets import DATASETS
 from protofed.datasets.cache import load
 from protofed.datasets.examples import Examples, Split
 from protofed.datasets.hub import hub_split
+from protofed.datasets.preprocessing import ImageFiles
 from protofed.errors import BadInput
-from protofed.nn.networks import Parts
 from protofed.seeds import derive_seed, generator
-from protofed.tasks.models import ImageModel, image_model
+from protofed.tasks.models import ImageModel, NetworkOfClient, image_network
 from protofed.tasks.partition import allotted, portion
 
 Clients = Mapping[str, Annotated[int, Ge(1)]]
@@ -32,6 +32,7 @@ Fraction = Annotated[float, Interval(gt=0, le=1)]
 Pixels = Annotated[int, Interval(ge=16, le=512)]
 Number = Annotated[int, Ge(0)]
 
+DIGITS = tuple("0123456789")
 PUBLIC = 5000
 """Number of MNIST images, which no client has, for methods that need public examples."""
 TRANSFORM = Transform(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), pad=4, flip=True)
@@ -56,7 +57,9 @@ class _DomainShift:
     test_limit: Number = 0
     """Largest number of test images of each domain, evenly spaced. 0: all."""
 
-    def _task(self, name: str, splits: Mapping[str, Split], published: Mapping[str, int], num_classes: int) -> Task:
+    def _task(
+        self, name: str, splits: Mapping[str, Split], published: Mapping[str, int], classes: tuple[str, ...]
+    ) -> Task:
         clients: dict[ClientId, Data] = {}
         domain_of: dict[ClientId, str] = {}
         for domain in self.clients:
@@ -64,13 +67,21 @@ class _DomainShift:
             clients |= domain_clients
             domain_of |= dict.fromkeys(domain_clients, domain)
         tests = {domain: _limited(splits[domain].test, self.test_limit) for domain in self.clients}
-        names = sorted(clients)
+        names, num_classes = sorted(clients), len(classes)
 
-        def model(client: ClientId) -> Parts:
-            is_other = self.other_model and names.index(client) % 2
-            return image_model(self.other_model if is_other else self.model, 3, num_classes, self.pixels)  # type: ignore[arg-type]
-
-        return Task(clients, tests, num_classes, model, domain_of, transform=TRANSFORM, name=name)
+        two = [image_network(one, 3, num_classes, self.pixels) for one in (self.model, self.other_model or self.model)]
+        model = NetworkOfClient({client: two[k % 2] for k, client in enumerate(names)}) if self.other_model else two[0]
+        return Task(
+            clients,
+            tests,
+            num_classes,
+            model,
+            domain_of,
+            transform=TRANSFORM,
+            name=name,
+            class_names=classes,
+            preprocessing=ImageFiles(self.pixels, 3),
+        )
 
     def _rows(self, domain: str, train: Examples, published: int = 0) -> dict[ClientId, Tensor]:
         """The rows of a domain's training images that each of its clients has."""
@@ -102,7 +113,7 @@ class Digits(_DomainShift):
         domains = ("mnist", "usps", "svhn", "syn", "syn_rendered", "mnist_m")
         _refuse_unknown(self.clients, domains, "digits")
         splits = {name: load(DATASETS[name], pixels=self.pixels)[name] for name in self.clients}
-        task = self._task("digits", splits, {name: DATASETS[name].counts[name][0] for name in self.clients}, 10)
+        task = self._task("digits", splits, {name: DATASETS[name].counts[name][0] for name in self.clients}, DIGITS)
         return replace(task, public=self._public(splits["mnist"].train)) if "mnist" in splits else task
 
     def _public(self, train: Examples) -> Data | None:
@@ -124,7 +135,7 @@ class _OfOneSet(_DomainShift):
         dataset = DATASETS[name]
         _refuse_unknown(self.clients, dataset.counts, name)
         published = {domain: train for domain, (train, _) in dataset.counts.items()}
-        return self._task(name, load(dataset, pixels=self.pixels), published, len(dataset.classes))
+        return self._task(name, load(dataset, pixels=self.pixels), published, dataset.classes)
 
 
 @dataclass(frozen=True)
@@ -184,7 +195,7 @@ class Hub(_DomainShift):
         _refuse_unknown(self.clients, splits, f"hub ({self.source})")
         settings = replace(self, clients=self.clients or dict.fromkeys(splits, 1))
         num_classes = 1 + max(int(part.y.max()) for split in splits.values() for part in (split.train, split.test))
-        return settings._task("hub", splits, {}, num_classes)
+        return settings._task("hub", splits, {}, tuple(map(str, range(num_classes))))
 
 
 def _refuse_unknown(clients: Mapping[str, int], domains: Mapping[str, object] | tuple[str, ...], task: str) -> None:

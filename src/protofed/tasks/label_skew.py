@@ -19,9 +19,10 @@ from protofed.data.batches import Data
 from protofed.data.transforms import Transform
 from protofed.datasets import DATASETS
 from protofed.datasets.cache import load
+from protofed.datasets.preprocessing import ImageFiles
 from protofed.errors import BadInput
 from protofed.seeds import derive_seed
-from protofed.tasks.models import ImageModel, image_model
+from protofed.tasks.models import ImageModel, image_network
 from protofed.tasks.partition import dirichlet, proportional, shards, split
 
 Pixels = Annotated[int, Interval(ge=16, le=512)]
@@ -100,7 +101,9 @@ class _LabelSkew:
             clients=clients,
             tests={name: test},
             num_classes=num_classes,
-            model=lambda client: image_model(self.model, channels, num_classes, self.pixels),
+            model=image_network(self.model, channels, num_classes, self.pixels),
+            class_names=dataset.classes,
+            preprocessing=ImageFiles(self.pixels, channels),
             local_tests=local_tests,
             transform=self._transform(name),
         )

@@ -12,9 +12,10 @@ from protofed.api.method import Positive
 from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.data.transforms import Transform
-from protofed.datasets.minidigits import CLASSES, Domain, domains, public_images
+from protofed.datasets.minidigits import CLASSES, SIDE, Domain, domains, public_images
 from protofed.datasets.minidigits_drawing import Integers
-from protofed.tasks.models import small_cnn
+from protofed.datasets.preprocessing import ImageFiles
+from protofed.tasks.models import network, small_cnn
 from protofed.tasks.partition import dirichlet
 
 CLIENT_SIZES: dict[str, tuple[int, ...]] = {
@@ -43,7 +44,8 @@ class Minidigits:
             clients={c: stores[domain][0].rows(torch.from_numpy(index)) for c, (domain, index) in rows.items()},
             tests={name: test for name, (_, test) in stores.items()},
             num_classes=CLASSES,
-            model=lambda client: small_cnn(channels=3, num_classes=CLASSES, projected=self.projected),
+            model=network(small_cnn, 3, CLASSES, self.projected),
+            preprocessing=ImageFiles(SIDE, 3),
             domain_of={client: domain for client, (domain, _) in rows.items()},
             transform=TRANSFORM,
             public=_public(),
@@ -71,7 +73,8 @@ class MinidigitsSkewed:
             clients={f"client-{k:02d}": everything.rows(index) for k, index in enumerate(rows)},
             tests={name: test for name, (_, test) in zip(domains(), stores, strict=True)},
             num_classes=CLASSES,
-            model=lambda client: small_cnn(channels=3, num_classes=CLASSES, projected=self.projected),
+            model=network(small_cnn, 3, CLASSES, self.projected),
+            preprocessing=ImageFiles(SIDE, 3),
             transform=TRANSFORM,
             public=_public(),
         )

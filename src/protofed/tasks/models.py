@@ -4,12 +4,18 @@ If a paper has layers between the two, they are the part `projection`. All layer
 initialisation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
 from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protofed.api.task import ClientId
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
 from protofed.nn.pooling import AdaptiveMean2d
@@ -108,20 +114,83 @@ MODELS: dict[str, Callable[..., Parts]] = {
 """All networks by name. Arguments are the number of channels (for `mlp`, of inputs), of classes, and settings."""
 
 
+@dataclass(frozen=True)
+class Network:
+    """A network by name, which a run writes down: it can be built again where the task's data are not."""
+
+    name: str
+    """One of MODELS, or `module:function` for one of the user's own."""
+    settings: Mapping[str, int | float | str | bool]
+    build: Callable[..., Parts] | None = field(default=None, compare=False, repr=False)
+    """The function itself, if it is the user's own."""
+
+    def __call__(self, client: ClientId = "") -> Parts:
+        build = self.build or MODELS.get(self.name)
+        if build is None:
+            raise BadInput(f"there is no network {self.name!r}; there are {', '.join(MODELS)}")
+        return build(**self.settings)
+
+
+@dataclass(frozen=True)
+class NetworkOfClient:
+    """Networks by name where those of clients differ."""
+
+    networks: Mapping[ClientId, Network]
+
+    def __call__(self, client: ClientId) -> Parts:
+        return self.networks[client]()
+
+
+def network(build: Callable[..., Parts], *arguments: int | float | str | bool) -> Network:
+    """The network that `build(*arguments)` gives, by name."""
+    given: dict[str, int | float | str | bool] = {}
+    while isinstance(build, partial):
+        arguments, given, build = (*build.args, *arguments), {**build.keywords, **given}, build.func
+    settings = signature(build).bind(*arguments, **given).arguments
+    own = f"{build.__module__}:{build.__qualname__}"
+    name = next((name for name, one in MODELS.items() if one is build), "")
+    return Network(name or own, settings, None if name else build)
+
+
+_OWN: ContextVar[Mapping[str, Callable[..., Parts]]] = ContextVar("_OWN", default={})  # noqa: B039, never changed
+
+
+@contextmanager
+def known_networks(networks: Mapping[str, Callable[..., Parts]]) -> Iterator[None]:
+    """Tasks that are built inside may name these networks of the user's own."""
+    token = _OWN.set(networks)
+    try:
+        yield
+    finally:
+        _OWN.reset(token)
+
+
+def own_network(name: str) -> Callable[..., Parts]:
+    """A network of the user's own, by `module:function`."""
+    if name not in _OWN.get():
+        raise BadInput(f"the network {name!r} is only known where an experiment file names it")
+    return _OWN.get()[name]
+
+
 ImageModel = Literal["resnet10", "resnet18", "resnet18_projected", "cnn3", "cnn2", "conv2", "lenet_projected"]
 
 
 def image_model(name: ImageModel, channels: int, num_classes: int, pixels: int) -> Parts:
+    """The parts of a network by name, for square images of `pixels` a side."""
+    return image_network(name, channels, num_classes, pixels)()
+
+
+def image_network(name: ImageModel, channels: int, num_classes: int, pixels: int) -> Network:
     """A network by name, for square images of `pixels` a side."""
     match name:
         case "resnet18" | "resnet18_projected":
             stem: Literal["cifar", "imagenet64"] = "cifar" if pixels <= 32 else "imagenet64"
-            return resnet18(channels, num_classes, stem, projected=name == "resnet18_projected")
+            return network(resnet18, channels, num_classes, stem, name == "resnet18_projected")
         case "conv2" | "lenet_projected":
             if _side_after_two(pixels) < 1:
                 raise BadInput(f"{name} needs images of at least 16 pixels a side, not {pixels}")
-            return MODELS[name](channels, num_classes, pixels)
-    return MODELS[name](channels, num_classes)
+            return network(MODELS[name], channels, num_classes, pixels)
+    return network(MODELS[name], channels, num_classes)
 
 
 class Block(nn.Module):

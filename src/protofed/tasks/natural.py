@@ -18,11 +18,11 @@ from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
 from protofed.datasets import amazon_reviews, heart_disease, tcga_brca
 from protofed.datasets.files import data_root
+from protofed.datasets.preprocessing import TableRows
 from protofed.datasets.tabular import Encoder, Kind, Table, sum_of, summary_of
 from protofed.errors import BadInput
-from protofed.nn.networks import Parts
 from protofed.seeds import derive_seed
-from protofed.tasks.models import mlp
+from protofed.tasks.models import mlp, network
 from protofed.tasks.partition import proportional, split
 
 Share = Annotated[float, Gt(0), Lt(1)]
@@ -47,7 +47,8 @@ class HeartDisease:
         for name, hospital in heart_disease.read(data_root("heart_disease", heart_disease.OBTAIN)).items():
             rows = split(torch.from_numpy(hospital.y), self.test_share, derive_seed(self.split_seed, name))
             sites[name] = (_labelled(hospital, rows.train), _labelled(hospital, rows.test))
-        task = _tabular_task("heart_disease", sites, heart_disease.KINDS, self.width)
+        kinds, never_zero = heart_disease.KINDS, heart_disease.NEVER_ZERO
+        task = _tabular_task("heart_disease", sites, kinds, self.width, heart_disease.CLASSES, never_zero)
         return _pooled(task) if self.pooled else task
 
 
@@ -67,7 +68,8 @@ class TcgaBrca:
             for name, region in regions.items()
         }
         first, _ = sites["northeast"]
-        return _tabular_task("tcga_brca", sites, dict.fromkeys(first.table.columns, "numeric"), self.width)
+        kinds: dict[str, Kind] = dict.fromkeys(first.table.columns, "numeric")
+        return _tabular_task("tcga_brca", sites, kinds, self.width, ("survival", "death"))
 
     def _labelled(self, patients: tcga_brca.Patients, region: str) -> "Labelled":
         labels = patients.labels(self.horizon)
@@ -105,10 +107,8 @@ class AmazonReviews:
             domain_clients = _divided(domain, self.clients_per_domain, data.rows(rows.train), seed)
             clients |= domain_clients
             domain_of |= dict.fromkeys(domain_clients, domain)
-        return Task(clients, tests, 2, self._parts, domain_of, name="amazon_reviews")
-
-    def _parts(self, client: ClientId) -> Parts:
-        return mlp(self.dimensions, 2, self.width)
+        model, classes = network(mlp, self.dimensions, 2, self.width), ("negative", "positive")
+        return Task(clients, tests, 2, model, domain_of, name="amazon_reviews", class_names=classes)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,12 @@ def _labelled(hospital: heart_disease.Hospital, rows: Tensor) -> Labelled:
 
 
 def _tabular_task(
-    name: str, sites: Mapping[str, tuple[Labelled, Labelled]], kinds: Mapping[str, Kind], width: int
+    name: str,
+    sites: Mapping[str, tuple[Labelled, Labelled]],
+    kinds: Mapping[str, Kind],
+    width: int,
+    classes: tuple[str, str],
+    zero_is_missing: tuple[str, ...] = (),
 ) -> Task:
     """A client and a domain for each site's training and test rows."""
     encoder = Encoder.fit(sum_of(summary_of(train.table, kinds) for train, _ in sites.values()))
@@ -132,7 +137,9 @@ def _tabular_task(
         clients={site: _encoded(encoder, train) for site, (train, _) in sites.items()},
         tests={site: _encoded(encoder, test) for site, (_, test) in sites.items()},
         num_classes=2,
-        model=lambda client: mlp(len(encoder.features), 2, width),
+        model=network(mlp, len(encoder.features), 2, width),
+        class_names=classes,
+        preprocessing=TableRows(encoder, zero_is_missing=zero_is_missing),
         domain_of={site: site for site in sites},
         local_tests={site: _encoded(encoder, test) for site, (_, test) in sites.items()},
         name=name,

@@ -90,6 +90,9 @@ class Wrapper(Method[Any, Any, Any, Any]):
     def predict(self, model: Model, x: Tensor, message: Any, memory: Any | None) -> Tensor:
         return self.base.predict(model, x, message, memory)
 
+    def probabilities(self, scores: Tensor, message: Any) -> Tensor:
+        return self.base.probabilities(scores, message)
+
     def shown_features(self, model: Model, x: Tensor) -> Tensor:
         return self.base.shown_features(model, x)
 

@@ -307,3 +307,7 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
             return logits
         knowledge = calibration.knowledge(z, message.exemplars, self.temperature)
         return (1 - self.knowledge_weight) * logits.softmax(-1) + self.knowledge_weight * knowledge
+
+    def probabilities(self, scores: Tensor, message: Guidance) -> Tensor:
+        """With exemplars, the scores are probabilities already."""
+        return scores if isinstance(message, Published) and self.knowledge_weight else scores.softmax(-1)

@@ -139,7 +139,7 @@ def _check_custom(task: Custom) -> Iterator[Problem]:
         yield Problem(
             ("task", "leave_out"), f"{task.label!r} is the label: it cannot be left out", (("task", "label"),)
         )
-    if task.model is not None and task.model not in networks:
+    if task.model is not None and task.model not in networks and ":" not in task.model:
         what = f"{task.model!r} is not for {task.kind}: use {' or '.join(networks)}"
         yield Problem(("task", "model"), what, (kind,))
     side = ONLY_SIDE.get(task.model or "", task.pixels)

@@ -4,7 +4,7 @@ sections.py says which sections there are.
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from protofed.api.task import Task
 from protofed.engine.federation import Federation
 from protofed.engine.training import Training
 from protofed.errors import BadInput
+from protofed.nn.networks import Parts
 from protofed.runs.config.checks import check_device, check_sections, check_task
 from protofed.runs.config.messages import collected, listed, refuse, without_place
 from protofed.runs.config.recording import digest_of, settings, text_digest
@@ -29,12 +30,15 @@ from protofed.runs.config.sections import (
 )
 from protofed.runs.config.toml import Place, Table, document, overlap, overridden, section_text
 from protofed.runs.config.toml_locations import Key
-from protofed.runs.config.user_classes import Importer, code_digest, importer_for, user_classes
+from protofed.runs.config.user_classes import Importer, importer_for, user_classes, user_networks
+from protofed.runs.config.user_code import code_digest
+from protofed.runs.observers import LoggingSettings
 from protofed.runs.runner import Experiment
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runtimes.base import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
+from protofed.tasks.models import known_networks
 from protofed.transforms.chain import UploadSettings
 
 T = TypeVar("T")
@@ -54,8 +58,16 @@ class Config:
     evaluation: EvaluationSettings
     saving: SavingSettings = field(default_factory=SavingSettings)
     uploads: UploadSettings = field(default_factory=UploadSettings)
+    logging: LoggingSettings = field(default_factory=LoggingSettings)
     user_code: str = ""
-    """A digest of the files that define a method or task of the user's own."""
+    """A digest of the code of a method, task or network of the user's own."""
+    networks: Mapping[str, Callable[..., Parts]] = field(default_factory=dict)
+    """Networks of the user's own that the task names."""
+
+    @property
+    def own_parts(self) -> list[Any]:
+        """What may be the user's own code."""
+        return [self.method, self.task, *self.networks.values()]
 
     def resolved(self) -> dict[str, dict[str, Any]]:
         """Every setting of the run, by section."""
@@ -79,7 +91,8 @@ class Config:
     def experiment(self, alone: bool = True) -> Experiment:
         """The run, with its task built. `alone`: no other run shares the cores."""
         refuse([*check_sections(vars(self)), *check_device(self.runtime)])
-        task = self.task if isinstance(self.task, Task) else self.task.build()
+        with known_networks(self.networks):
+            task = self.task if isinstance(self.task, Task) else self.task.build()
         messages = [without_place(p) for p in check_task(self.evaluation, task)]
         runtime: Runtime = Sequential()
         with collected(messages):
@@ -107,6 +120,7 @@ class Config:
             runtime={"name": type(runtime).__name__.lower(), **self.runtime.numerics()},
             on_save_error=self.saving.on_error,
             keep=tuple(self.saving.keep),
+            logging=self.logging,
         )
 
 
@@ -125,6 +139,8 @@ def parse(table: Table, source: str | Place, overrides: Iterable[str] = (), impo
     overridden_keys, problems = overridden(tree, overrides)
     problems += [UnknownKey((key,), "unknown section", known=(*SECTIONS,)) for key in tree if key not in SECTIONS]
     methods, tasks, not_imported = user_classes(tree, importer)
+    networks, not_found = user_networks(tree, importer)
+    not_imported += not_found
     registries = REGISTRIES.extended(methods, tasks)
     values: dict[str, Any] = {}
     for key in SECTIONS:
@@ -144,7 +160,8 @@ def parse(table: Table, source: str | Place, overrides: Iterable[str] = (), impo
             return "--set" if _is_overridden(key, table, overridden_keys) else in_file(key)
 
         raise BadInput(listed(problems, keys_of_sections(tree, registries), place))
-    return Config(**values, user_code=code_digest([*methods.values(), *tasks.values()]))
+    own = [*methods.values(), *tasks.values(), *networks.values()]
+    return Config(**values, user_code=code_digest(own), networks=networks)
 
 
 def task_settings(name: str, overrides: Iterable[str] = ()) -> TaskSettings:

@@ -6,9 +6,14 @@ from typing import Any
 
 from protofed.errors import BadInput
 from protofed.runs.config.schema import field_names
+from protofed.runs.observers import LoggingSettings
 from protofed.runs.runtime_choice import RuntimeSettings
 
-HARMLESS = ("saving.on_error", "saving.keep", *(f"runtime.{name}" for name in field_names(RuntimeSettings)))
+HARMLESS = (
+    *("saving.on_error", "saving.keep"),
+    *(f"runtime.{name}" for name in field_names(RuntimeSettings)),
+    *(f"logging.{name}" for name in field_names(LoggingSettings)),
+)
 """Settings that may differ. `refuse_other_runtime` compares what of the runtime changes numbers."""
 
 

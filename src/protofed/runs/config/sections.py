@@ -8,6 +8,7 @@
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
 [saving]      on_error, keep
+[logging]     tensorboard, mlflow, wandb
 """
 
 from collections import ChainMap
@@ -25,6 +26,7 @@ from protofed.optim.schedules import SCHEDULES
 from protofed.runs.config.recording import named_table, settings, task_table
 from protofed.runs.config.schema import Problem, Problems, field_names, filled, joined, named, shown
 from protofed.runs.config.toml import Table
+from protofed.runs.observers import LoggingSettings
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
 from protofed.transforms.chain import UploadSettings
@@ -114,6 +116,7 @@ SECTIONS: dict[str, Section] = {
     "runtime": _plain("runtime", RuntimeSettings),
     "evaluation": _plain("evaluation", EvaluationSettings),
     "saving": _plain("saving", SavingSettings),
+    "logging": _plain("logging", LoggingSettings),
 }
 
 

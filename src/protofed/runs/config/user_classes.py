@@ -4,21 +4,21 @@ Naming a class imports its module, which runs its code. So only a file or --set 
 run folder, and never anything that comes over the network.
 """
 
-import hashlib
 import importlib
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from inspect import isabstract
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from protofed.api.method import Method
 from protofed.errors import BadInput
+from protofed.nn.networks import Parts
 from protofed.runs.config.schema import Problem, field_names, schema_of, shown
 from protofed.runs.config.toml import Table
 from protofed.runs.config.toml_locations import Key
@@ -38,17 +38,28 @@ class Importer:
 
     def class_of(self, name: str, kind: str) -> type:
         """The class called `module:Class`. Raises BadInput."""
+        module, cls = self._named(name)
+        if not isinstance(cls, type):
+            raise BadInput(f"{_place(module)} has no class {name.partition(':')[2]}")
+        _check_class(cls, kind, _place(module))
+        return cls
+
+    def network(self, name: str) -> Callable[..., Parts]:
+        """The function called `module:function`, which builds a network. Raises BadInput."""
+        module, function = self._named(name)
+        if not isinstance(function, FunctionType):
+            raise BadInput(f"{_place(module)} has no function {name.partition(':')[2]}")
+        return function
+
+    def _named(self, name: str) -> tuple[ModuleType, Any]:
+        """A module, and what is called so in it; None if nothing is."""
         match = NAME.fullmatch(name)
         if match is None:
             raise BadInput(f"{shown(name)} is not module:Class, such as my_package.my_module:MyMethod")
         if self.refusal:  # guard: table-imports-nothing
             raise BadInput(f"{shown(name)} is not imported: {self.refusal}")
         module = self._module(match["module"])
-        cls = getattr(module, match["cls"], None)
-        if not isinstance(cls, type):
-            raise BadInput(f"{_place(module)} has no class {match['cls']}")
-        _check_class(cls, kind, _place(module))
-        return cls
+        return module, getattr(module, match["cls"], None)
 
     def _module(self, name: str) -> ModuleType:
         with self._on_path():
@@ -99,6 +110,18 @@ def importer_for(path: Path) -> Importer:
     return Importer(path.parent, refusal="")
 
 
+def user_networks(tree: Table, importer: Importer) -> tuple[dict[str, Callable[..., Parts]], list[Problem]]:
+    """The network that a configuration names as `module:function` for its task, and what is wrong with the name."""
+    task = tree.get("task")
+    name = task.get("model") if isinstance(task, Mapping) else None
+    if not isinstance(name, str) or ":" not in name:
+        return {}, []
+    try:
+        return {name: importer.network(name)}, []
+    except BadInput as error:
+        return {}, [Problem(("task", "model"), str(error))]
+
+
 def user_classes(tree: Table, importer: Importer) -> tuple[dict[str, type], dict[str, type], list[Problem]]:
     """The methods and the tasks that a configuration names as `module:Class`, and what is wrong with those names."""
     by_kind: dict[str, dict[str, type]] = {"method": {}, "task": {}}
@@ -112,22 +135,12 @@ def user_classes(tree: Table, importer: Importer) -> tuple[dict[str, type], dict
     return by_kind["method"], by_kind["task"], problems
 
 
-def code_digest(classes: Iterable[type]) -> str:
-    """A digest of the files that define these classes, but not of the modules that those import. Empty if there are no
-    such files: protofed's own code is not the user's."""
-    modules = {cls.__module__ for cls in classes if not cls.__module__.startswith("protofed.")}
-    files = sorted(str(sys.modules[module].__file__) for module in modules)
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(hashlib.sha256(Path(file).read_bytes()).digest())
-    return digest.hexdigest() if files else ""
-
-
 def import_folders(instances: Iterable[Any]) -> list[str]:
     """The folders from which another process can import the classes of these settings and of their bases."""
     folders = []
     for instance in instances:
-        folder = _import_folder(type(instance).__module__)
+        cls = instance if isinstance(instance, FunctionType) else type(instance)
+        folder = _import_folder(cls.__module__)
         if folder is not None:
             folders.append(str(folder))
         if hasattr(instance, "base"):

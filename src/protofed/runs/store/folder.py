@@ -2,6 +2,7 @@
 
 config.toml         what was run, every default resolved
 environment.json    versions, hardware and command
+task.json           what is known of the task without its data
 rounds.jsonl        one line per round
 checkpoint/         the last two states
 done                present when the run has ended well
@@ -30,6 +31,8 @@ from typing import Any
 import torch
 
 from protofed.errors import BadInput, RunFailed
+from protofed.models import formats
+from protofed.models.formats import Outline
 from protofed.runs.config import toml
 from protofed.runs.store import disk, opening
 from protofed.runs.store.checkpoint import rounds_digests, rounds_saved, write_atomically
@@ -40,6 +43,7 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 1_000_000
 """Of config.toml and environment.json, which have some thousand."""
+TASK = "task.json"
 COPY = "put it back from a copy, or start the run afresh in another folder"
 
 
@@ -84,8 +88,10 @@ class RunFolder:
     def write_rounds(self, lines: str) -> None:
         write_atomically(self.path / "rounds.jsonl", lines.encode())
 
-    def begin(self, config: str, runtime: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Writes down what is run, and where."""
+    def begin(self, config: str, runtime: Mapping[str, Any] = MappingProxyType({}), task: bytes = b"") -> None:
+        """Writes down what is run, and where. `task` is the outline of its task."""
+        if task:
+            write_atomically(self.path / TASK, task)
         self.write_config(config)
         self.write_environment(runtime)
 
@@ -103,6 +109,13 @@ class RunFolder:
         if not isinstance(facts, dict) or not isinstance(facts.get("runtime", {}), dict):
             raise BadInput(f"{self.path / 'environment.json'} is damaged: it is not a table of facts; {advice}")
         return facts
+
+    def read_task(self) -> Outline | None:
+        """The outline of the task; None in a folder of a version that wrote none."""
+        if not self.has(TASK):
+            return None
+        text = self._text(TASK, COPY, most=formats.MAX_BYTES)
+        return formats.read(Outline, text.encode(), str(self.path / TASK))
 
     def read_config(self) -> str:
         """The configuration, which is valid TOML; nothing if there is none."""

@@ -18,7 +18,7 @@ from protofed.runs.store.folder import RunFolder
 MAX_BYTES = 4 * 2**30
 """Of a whole run folder. It is in memory at both ends."""
 NAME = re.compile(
-    r"config(-until-[0-9]+)?\.toml|environment\.json|rounds\.jsonl|done"
+    r"config(-until-[0-9]+)?\.toml|environment\.json|task\.json|rounds\.jsonl|done"
     r"|checkpoint/[0-9]+/(manifest|rounds\.jsonl|server\.safetensors)|checkpoint/memories/[0-9]+\.safetensors"
 )
 

@@ -11,6 +11,7 @@ from protofed.data.transforms import Transform
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
 from protofed.tasks.custom.split import SiteExamples, TrainTestRows, class_indices, classes_of, untested_classes
+from protofed.tasks.models import network
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ def assemble(
         clients={site: store.rows(rows[site].train) for site, store in stores.items()},
         tests=tests,
         num_classes=len(classes),
-        model=lambda client: parts(len(classes)),
+        model=network(parts, len(classes)),
+        class_names=classes,
         domain_of={site: site for site in tests},
         local_tests=tests,
         transform=transform,

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from protofed.api.task import Task
 from protofed.data.transforms import Transform
 from protofed.datasets import sites
 from protofed.datasets.images import DEEP_BITS, check_memory
+from protofed.datasets.preprocessing import ImageFiles
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
 from protofed.tasks.custom.assembly import assemble
@@ -34,10 +36,12 @@ def image_task(settings: "Custom", root: Path, parts: Callable[[int], Parts]) ->
         sites.kind_of(root)
         raise BadInput(f'task custom: {root} contains tables, not images; set kind = "tables"')
     check_memory(listing.count, settings.pixels, str(root))
-    examples, inputs = _read_sites(listing.files, settings, _bits(listing, settings))
+    bits = _bits(listing, settings)
+    examples, inputs = _read_sites(listing.files, settings, bits)
     half = (0.5,) * settings.channels
     rows = split_sites(examples, settings.test_fraction, settings.seed)
-    return assemble(examples, rows, inputs, parts, Transform(half, half))
+    task = assemble(examples, rows, inputs, parts, Transform(half, half))
+    return replace(task, preprocessing=ImageFiles(settings.pixels, settings.channels, bits))
 
 
 def _bits(listing: sites.ImageSites, settings: "Custom") -> int:

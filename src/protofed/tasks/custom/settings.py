@@ -54,8 +54,9 @@ class Custom:
     """For images: whether files that cannot be decoded are left out. Otherwise they end the run."""
     max_damaged: Annotated[float, Interval(ge=0, lt=1)] = 0.01
     """For images: the largest share of files that `skip_damaged` may leave out. If more are damaged, the run ends."""
-    model: Literal["small_cnn", "cnn2", "cnn3", "resnet10", "mlp"] | None = None
-    """The network. small_cnn needs images of 28 pixels. By default cnn3 for images and mlp for tables."""
+    model: str | None = None
+    """The network: small_cnn, which needs images of 28 pixels, cnn2, cnn3 or resnet10 for images, mlp for tables; or
+    `module:function` for one of your own. By default cnn3 for images and mlp for tables."""
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.25
     """The share of each class at each site that is used for testing."""
     seed: Annotated[int, Ge(0)] = 0
@@ -64,8 +65,8 @@ class Custom:
     def build(self) -> Task:
         root, network = self._root(), self._network()
         if self.kind == "images":
-            return image_task(self, root, partial(IMAGE_NETWORKS[network], self.channels))
-        return table_task(self, root)
+            return image_task(self, root, partial(_function(network), self.channels))
+        return table_task(self, root, _function(network))
 
     def stamp(self) -> str:
         """A hash of names, sizes and modification times of the files: a run on changed files is another run."""
@@ -89,6 +90,8 @@ class Custom:
 
     def _network(self) -> str:
         name = self.model or ("cnn3" if self.kind == "images" else "mlp")
+        if ":" in name:
+            return name
         choices = [*IMAGE_NETWORKS] if self.kind == "images" else ["mlp"]
         if name not in choices:
             raise BadInput(f"task custom: model {name!r} is not for {self.kind}; choose {' or '.join(choices)}")
@@ -96,3 +99,7 @@ class Custom:
         if side != self.pixels:
             raise BadInput(f"task custom: model {name!r} needs images of {side} pixels, not {self.pixels}; choose cnn3")
         return name
+
+
+def _function(name: str) -> Callable[[int, int], Parts]:
+    return models.own_network(name) if ":" in name else models.MODELS[name]
