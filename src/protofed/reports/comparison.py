@@ -37,7 +37,12 @@ from protofed.tasks import ReadsOwnFiles
 REFERENCE = METHODS["fedavg"]
 FEW = 8
 """Up to so many methods can be told apart as lines in one picture."""
-SUMMARIES = {"last_five": "mean of the last five evaluated rounds", "last": "last round", "best": "best round"}
+SUMMARIES = {
+    "last_five": "mean of the last five evaluated rounds",
+    "last": "last round",
+    "best": "best round",
+    "validation": "the round that is best on validation examples",
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
@@ -84,13 +84,15 @@ class RunFolder:
     def write_rounds(self, lines: str) -> None:
         write_atomically(self.path / "rounds.jsonl", lines.encode())
 
-    def begin(self, config: str, runtime: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Writes down what is run, and where."""
+    def begin(
+        self, config: str, runtime: Mapping[str, Any] = MappingProxyType({}), classes: Sequence[str] = ()
+    ) -> None:
+        """Writes down what is run, and where, and the names of the classes."""
         self.write_config(config)
-        self.write_environment(runtime)
+        self.write_environment(runtime, classes)
 
-    def write_environment(self, runtime: Mapping[str, Any]) -> None:
-        facts = {**environment(), "runtime": dict(runtime)}
+    def write_environment(self, runtime: Mapping[str, Any], classes: Sequence[str] = ()) -> None:
+        facts = {**environment(), "runtime": dict(runtime), **({"classes": list(classes)} if classes else {})}
         write_atomically(self.path / "environment.json", json.dumps(facts, indent=2).encode())
 
     def read_environment(self) -> dict[str, Any]:
@@ -103,6 +105,13 @@ class RunFolder:
         if not isinstance(facts, dict) or not isinstance(facts.get("runtime", {}), dict):
             raise BadInput(f"{self.path / 'environment.json'} is damaged: it is not a table of facts; {advice}")
         return facts
+
+    def read_classes(self) -> tuple[str, ...]:
+        """The names of the classes; none if the task has none."""
+        classes = self.read_environment().get("classes", [])
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise BadInput(f"{self.path / 'environment.json'} is damaged: classes are no names; {COPY}")
+        return tuple(classes)
 
     def read_config(self) -> str:
         """The configuration, which is valid TOML; nothing if there is none."""
