@@ -4,12 +4,12 @@ import json
 from collections.abc import Mapping
 from statistics import median_low
 
-from protofed.tasks.custom import Custom, TrainTestRows
+from protofed.tasks.custom import Custom, SplitRows
 
 BATCHES = (8, 16, 32, 64)
 
 
-def experiment(settings: Custom, rows: Mapping[str, TrainTestRows]) -> str:
+def experiment(settings: Custom, rows: Mapping[str, SplitRows]) -> str:
     sizes = [len(site_rows.train) for site_rows in rows.values()]
     batch = max([size for size in BATCHES if size <= median_low(sizes)], default=BATCHES[0])
     specific = _image_lines(settings) if settings.kind == "images" else _table_lines(settings)

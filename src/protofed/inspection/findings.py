@@ -8,7 +8,7 @@ from typing import Literal
 
 from protofed.datasets import sites
 from protofed.inspection.text import listed, some
-from protofed.tasks.custom import SiteExamples, TrainTestRows, untested_classes
+from protofed.tasks.custom import SiteExamples, SplitRows, untested_classes
 
 Severity = Literal["error", "warning"]
 
@@ -25,7 +25,7 @@ class Finding:
     advice: str = ""
 
 
-def class_findings(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows]) -> Iterator[Finding]:
+def class_findings(examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows]) -> Iterator[Finding]:
     classes = classes_of(examples)
     if not examples:
         yield Finding("error", "there is nothing left to learn from", "see the other errors and warnings")
@@ -57,7 +57,7 @@ def _variants(classes: Sequence[str]) -> Iterator[Finding]:
             yield Finding("warning", what, "if they are one class, use one spelling at every site")
 
 
-def _scarcities(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows]) -> Iterator[Finding]:
+def _scarcities(examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows]) -> Iterator[Finding]:
     """Classes and sites with few examples or none."""
     classes = classes_of(examples)
     counts = {site: Counter(site_examples.labels) for site, site_examples in examples.items()}

@@ -12,7 +12,7 @@ from protofed.inspection.experiment import experiment
 from protofed.inspection.findings import Finding, Severity, classes_of
 from protofed.inspection.text import aligned, number_of
 from protofed.printable import one_line, printable
-from protofed.tasks.custom import Custom, SiteExamples, TrainTestRows
+from protofed.tasks.custom import Custom, SiteExamples, SplitRows
 
 MAX_COLUMNS = 12
 """In the table of sites and classes."""
@@ -28,7 +28,7 @@ class Inspection:
     """All sites of the folder."""
     examples: Mapping[str, SiteExamples]
     """The usable examples of each site that has any."""
-    rows: Mapping[str, TrainTestRows]
+    rows: Mapping[str, SplitRows]
     """The training and test rows of each site."""
     facts: tuple[str, ...]
     """Lines about images or columns."""
@@ -75,7 +75,7 @@ class Inspection:
         return "Ready to run: add --write FILE to get an experiment file."
 
 
-def _grid(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows]) -> str:
+def _grid(examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows]) -> str:
     """Number of examples of each class at each site. If there are many classes, they are the lines of the table."""
     classes = classes_of(examples)
     counts = {site: Counter(site_examples.labels) for site, site_examples in examples.items()}

@@ -136,6 +136,10 @@ class Summed:
     own_domains: Mapping[str, Scores]
     metrics: Scores
     """By id, such as `average` or `personal.owned`."""
+    at_home: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """What each client sees at home."""
+    new: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """The same for clients that were held out of the training."""
 
 
 @dataclass(frozen=True)
@@ -231,12 +235,14 @@ def summed(rounds: Sequence[Round], summary: Summary) -> Summed:
         _summed_scores([r.domains for r in chosen]),
         _summed_scores([r.own_domains for r in chosen]),
         {key: fmean(column) for key, column in measured.items() if column},
+        _summed_scores([r.at_home for r in chosen]),
+        _summed_scores([r.new for r in chosen]),
     )
 
 
 def _summed_scores(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, dict[str, float]]:
     return {
-        domain: {name: fmean(r[domain][name] for r in rounds if name in r[domain]) for name in scores}
+        domain: {name: fmean(r[domain][name] for r in rounds if name in r.get(domain, {})) for name in scores}
         for domain, scores in rounds[-1].items()
     }
 

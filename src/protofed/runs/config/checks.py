@@ -7,6 +7,7 @@ import torch
 
 from protofed.api.method import Method, validate
 from protofed.api.task import Task
+from protofed.datasets.sites import group_problem
 from protofed.engine.test_sets import is_testable
 from protofed.engine.training import Training
 from protofed.runs.config.recording import registered_name
@@ -143,6 +144,11 @@ def _check_custom(task: Custom) -> Iterator[Problem]:
         yield Problem(
             ("task", "leave_out"), f"{task.label!r} is the label: it cannot be left out", (("task", "label"),)
         )
+    if task.test_fraction + task.validation_fraction >= 1:
+        what = f"is {task.validation_fraction}: with test_fraction = {task.test_fraction} nothing is left to train on"
+        yield Problem(("task", "validation_fraction"), what, (("task", "test_fraction"),))
+    if task.group is not None and task.kind == "images" and (why := group_problem(task.group)):
+        yield Problem(("task", "group"), f"{task.group!r} {why}", (kind,))
     if task.model is not None and task.model not in networks:
         what = f"{task.model!r} is not for {task.kind}: use {' or '.join(networks)}"
         yield Problem(("task", "model"), what, (kind,))

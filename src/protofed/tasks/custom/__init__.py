@@ -1,7 +1,7 @@
 """The task `custom`: the user's own images or tables. Every site is a client, and a domain with its own test set."""
 
 from protofed.tasks.custom.settings import IMAGE_NETWORKS, ONLY_SIDE, Custom
-from protofed.tasks.custom.split import SiteExamples, TrainTestRows, split_sites, untested_classes
+from protofed.tasks.custom.split import SiteExamples, SplitRows, groups_at_several_sites, split_sites, untested_classes
 from protofed.tasks.custom.table_task import examples_of
 
 __all__ = [
@@ -9,8 +9,9 @@ __all__ = [
     "ONLY_SIDE",
     "Custom",
     "SiteExamples",
-    "TrainTestRows",
+    "SplitRows",
     "examples_of",
+    "groups_at_several_sites",
     "split_sites",
     "untested_classes",
 ]

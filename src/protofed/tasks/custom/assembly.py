@@ -10,21 +10,23 @@ from protofed.data.batches import Data
 from protofed.data.transforms import Transform
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
-from protofed.tasks.custom.split import SiteExamples, TrainTestRows, class_indices, classes_of, untested_classes
+from protofed.tasks.custom.split import SiteExamples, SplitRows, class_indices, classes_of, untested_classes
 
 log = logging.getLogger(__name__)
 
 
 def assemble(
     examples: Mapping[str, SiteExamples],
-    rows: Mapping[str, TrainTestRows],
+    rows: Mapping[str, SplitRows],
     inputs: Mapping[str, Tensor],
     parts: Callable[[int], Parts],
     transform: Transform,
+    hold_out: Sequence[str] = (),
 ) -> Task:
     """A client and a domain for each site. A site whose test set would be empty only trains."""
     classes = classes_of(examples)
     _check_tests(examples, rows, classes)
+    _check_held_out(examples, rows, hold_out)
     stores = {site: Data.of(inputs[site], class_indices(examples[site].labels, classes)) for site in examples}
     tests = {site: store.rows(rows[site].test) for site, store in stores.items() if len(rows[site].test)}
     return Task(
@@ -36,12 +38,47 @@ def assemble(
         domain_of={site: site for site in tests},
         local_tests=tests,
         transform=transform,
+        validation={
+            site: store.rows(rows[site].validation)
+            for site, store in stores.items()
+            if len(rows[site].validation) and site not in hold_out
+        },
+        held_out=tuple(hold_out),
+        class_names=classes,
     )
 
 
-def _check_tests(
-    examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows], classes: Sequence[str]
+def training_sites(examples: Mapping[str, SiteExamples], hold_out: Sequence[str]) -> list[str]:
+    """The sites that are not held out. Refuses to hold out one that is not there, or all."""
+    for site in hold_out:
+        if site not in examples:
+            raise BadInput(f"task custom: hold_out names {site!r}; the sites are {', '.join(examples)}")
+    left = [site for site in examples if site not in hold_out]
+    if not left:
+        raise BadInput("task custom: hold_out names all sites; one must be left to train")
+    return left
+
+
+def _check_held_out(
+    examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows], hold_out: Sequence[str]
 ) -> None:
+    """Refuses what cannot be tested, and says which classes of a held-out site nobody learns."""
+    left = training_sites(examples, hold_out)
+    trained = {label for site in left for label in examples[site].labels}
+    if len(trained) < 2:
+        raise BadInput(
+            f"task custom: without {', '.join(hold_out)} all examples are of class {next(iter(trained))!r}; at least "
+            "two classes are needed"
+        )
+    for site in hold_out:
+        if not len(rows[site].test):
+            raise BadInput(f"task custom: hold_out names {site!r}, which has no example for testing")
+        missing = sorted({*examples[site].labels} - trained)
+        if missing:
+            log.warning("task custom: only %s, which is held out, has class %s", site, ", ".join(missing))
+
+
+def _check_tests(examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows], classes: Sequence[str]) -> None:
     """Warns about what cannot be tested, and refuses what cannot be learnt."""
     if len(classes) < 2:
         raise BadInput(f"task custom: all examples are of class {classes[0]!r}; at least two classes are needed")

@@ -59,7 +59,16 @@ class Custom:
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.25
     """The share of each class at each site that is used for testing."""
     seed: Annotated[int, Ge(0)] = 0
-    """Seed of the split into training and test sets. It is not the run's seed."""
+    """Seed of the split into training, validation and test sets. It is not the run's seed."""
+    validation_fraction: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """The share of each class at each site that is neither trained on nor tested. Rounds are compared by it: see
+    `patience` in [evaluation]."""
+    group: str | None = None
+    """What keeps examples together, such as a patient: all of them are on one side of the split. For tables, a column,
+    which is not learnt from. For images, a regular expression with one pair of brackets, which finds the patient in the
+    name of a file: "^(P[0-9]+)_"."""
+    hold_out: Sequence[str] = ()
+    """Sites that do not train. They are tested as new ones, with the model that the others have trained."""
 
     def build(self) -> Task:
         root, network = self._root(), self._network()
