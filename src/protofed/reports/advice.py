@@ -1,6 +1,7 @@
 """Training that went wrong, in words, with what to try."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,11 +36,31 @@ SWINGS = (
 @dataclass(frozen=True)
 class Remark:
     what: str
+    """What is wrong, up to where."""
+    places: tuple[str, ...]
+    """The sites, each with a detail in brackets; none if it concerns the whole run."""
     advice: str
 
     @property
     def text(self) -> str:
-        return f"{self.what}. {self.advice}"
+        where = f" at {', '.join(self.places)}" if self.places else ""
+        return f"{self.what[0].upper()}{self.what[1:]}{where}. {self.advice}"
+
+
+def together(found: Mapping[str, Sequence[Sequence[Remark]]]) -> list[str]:
+    """The remarks on several runs of several methods: by method, a list for each seed. Each advice is given once."""
+    kinds = dict.fromkeys((r.what, r.advice) for seeds in found.values() for seed in seeds for r in seed)
+    lines = []
+    for what, advice in kinds:
+        methods = []
+        for label, seeds in found.items():
+            matching = [remark for seed in seeds for remark in seed if remark.what == what]
+            sites = Counter(place.partition(" (")[0] for remark in matching for place in remark.places)
+            where = [f"{site} ({times} of {len(seeds)} seeds)" for site, times in sites.items()]
+            if matching:
+                methods.append(f"{label} at {', '.join(where)}" if where else f"{label} ({len(matching)} seeds)")
+        lines.append(f"{what[0].upper()}{what[1:]}: {'; '.join(methods)}. {advice}")
+    return lines
 
 
 def remarks(rounds: Sequence[Round], classes: Sequence[str]) -> list[Remark]:
@@ -55,7 +76,7 @@ def _one_class(results: Sequence[SiteResult], classes: Sequence[str]) -> Iterato
     named = {result.site: result.only_prediction for result in results}
     stuck = [f"{one_line(site)} ({class_name(classes, k)!r})" for site, k in named.items() if k is not None]
     if stuck:
-        yield Remark(f"one class is predicted for every test example at {', '.join(stuck)}", ONE_CLASS)
+        yield Remark("one class is predicted for every test example", tuple(stuck), ONE_CLASS)
 
 
 def _chance(results: Sequence[SiteResult]) -> Iterator[Remark]:
@@ -66,7 +87,7 @@ def _chance(results: Sequence[SiteResult]) -> Iterator[Remark]:
         if result.only_prediction is None and _may_be_chance(result)
     ]
     if found:
-        yield Remark(f"the balanced accuracy may be chance at {', '.join(found)}", CHANCE)
+        yield Remark("the balanced accuracy may be chance", tuple(found), CHANCE)
 
 
 def _may_be_chance(result: SiteResult) -> bool:
@@ -82,5 +103,5 @@ def _swings(rounds: Sequence[Round]) -> Iterator[Remark]:
     last = [r.headline for r in rounds if r.headline is not None][-LAST:]
     falls = sum(before - after >= SWING for before, after in pairwise(last))
     if falls >= FALLS:
-        what = f"{falls} times in the last {len(last)} evaluated rounds by {100 * SWING:.0f} points or more"
-        yield Remark(f"the accuracy swings: it fell {what} from one round to the next", SWINGS)
+        what = f"the accuracy swings: it fell at least {FALLS} times in the last {LAST} evaluated rounds"
+        yield Remark(f"{what} by {100 * SWING:.0f} points or more from one to the next", (), SWINGS)

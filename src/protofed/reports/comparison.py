@@ -120,7 +120,6 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
     first = next(iter(comparison.runs[task].values()))[0]
     is_own_data = isinstance(first.task, ReadsOwnFiles)
     reference = METHODS["local" if is_own_data else "fedavg"]
-    said: dict[str, list[str]] = {}
     for label, outcomes in runs.items():
         configs, published = comparison.runs[task][label], comparison.published.get(task, {}).get(label)
         by_seed = list(zip(comparison.seeds, outcomes, strict=True))
@@ -131,9 +130,6 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
         rows.append(Row(label, seeds, uses_own, type(configs[0].method) is reference, published, progress))
         if shown:
             rounds[label] = [own for _, own in shown]
-        for seed, one in by_seed:
-            for remark in advice.remarks(one.rounds, one.classes) if is_own_data and one.is_done else []:
-                said.setdefault(remark.advice, []).append(f"{label}, seed {seed}: {remark.what}")
         failures += [f"{label}, seed {seed}: {one.failure}" for seed, one in by_seed if one.failure]
         stopped += [
             f"{label}, seed {seed}: {_progress([one], configs[0].training.rounds)}"
@@ -148,13 +144,10 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
         rows.sort(key=lambda row: row.mean(best_last) if row.values(best_last) else 0.0, reverse=True)
     domains = dict.fromkeys(domain for ended in rounds.values() for r in ended[0] for domain in r.domains)
     if is_own_data:
-        remarks += [*_advice(said), *worse_than_local(rows)]
+        done = {label: [one for one in outcomes if one.is_done] for label, outcomes in runs.items()}
+        said = {label: [advice.remarks(one.rounds, one.classes) for one in ended] for label, ended in done.items()}
+        remarks += [*advice.together(said), *worse_than_local(rows)]
     return TaskReport(task, rows, list(domains), rounds, failures, stopped, is_own_data, remarks)
-
-
-def _advice(said: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is wrong with runs, and what to try, each advice once."""
-    return [f"{'; '.join(whats)}. {advice}" for advice, whats in said.items()]
 
 
 def is_stopped(outcome: Outcome) -> bool:

@@ -14,7 +14,7 @@ from protofed.runs.config.recording import registered_name
 from protofed.runs.config.schema import Problem
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
-from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, Custom
+from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, TABLE_NETWORKS, Custom
 from protofed.tasks.domain_shift import Hub
 from protofed.tasks.label_skew import PREPROCESSING
 from protofed.tasks.partition import LEAST, MOST
@@ -135,7 +135,7 @@ def _check_task_settings(task: TaskSettings) -> Iterator[Problem]:
 
 
 def _check_custom(task: Custom) -> Iterator[Problem]:
-    kind, networks = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else ["mlp"]
+    kind, networks = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else [*TABLE_NETWORKS]
     if not task.path:
         yield Problem(("task", "path"), "is missing: give the folder with the sites, or see `protofed data inspect`")
     if task.kind == "tables" and task.label is None:

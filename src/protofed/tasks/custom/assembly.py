@@ -2,7 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from protofed.api.task import Task
@@ -11,6 +13,12 @@ from protofed.data.transforms import Transform
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
 from protofed.tasks.custom.split import SiteExamples, SplitRows, class_indices, classes_of, untested_classes
+
+if TYPE_CHECKING:
+    from protofed.tasks.custom.settings import Custom
+
+MAX_REPEATS = 10
+"""How often one example may be seen in a pass over the data."""
 
 log = logging.getLogger(__name__)
 
@@ -21,17 +29,18 @@ def assemble(
     inputs: Mapping[str, Tensor],
     parts: Callable[[int], Parts],
     transform: Transform,
-    hold_out: Sequence[str] = (),
+    settings: "Custom",
 ) -> Task:
     """A client and a domain for each site. A site whose test set would be empty only trains."""
-    classes = classes_of(examples)
+    classes, hold_out = classes_of(examples), settings.hold_out
     _check_tests(examples, rows, classes)
     _check_held_out(examples, rows, hold_out)
     stores = {site: Data.of(inputs[site], class_indices(examples[site].labels, classes)) for site in examples}
+    training = {site: store.rows(rows[site].train) for site, store in stores.items()}
     tests = {site: store.rows(rows[site].test) for site, store in stores.items() if len(rows[site].test)}
     return Task(
         name="custom",
-        clients={site: store.rows(rows[site].train) for site, store in stores.items()},
+        clients={site: _balanced(data) if settings.balance else data for site, data in training.items()},
         tests=tests,
         num_classes=len(classes),
         model=lambda client: parts(len(classes)),
@@ -46,6 +55,15 @@ def assemble(
         held_out=tuple(hold_out),
         class_names=classes,
     )
+
+
+def _balanced(data: Data) -> Data:
+    """Examples of rare classes repeated as a whole: each class that has less than half of what the most frequent one
+    has gets between a quarter and a half of that, but at most MAX_REPEATS times what it had."""
+    count = torch.bincount(data.labels)
+    wanted = count.max().item() // 2
+    repeats = (wanted // count.clamp(min=1)).clamp(min=1, max=MAX_REPEATS)
+    return data.rows(torch.arange(len(data)).repeat_interleave(repeats[data.labels]))
 
 
 def training_sites(examples: Mapping[str, SiteExamples], hold_out: Sequence[str]) -> list[str]:

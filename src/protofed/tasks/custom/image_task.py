@@ -37,7 +37,7 @@ def image_task(settings: "Custom", root: Path, parts: Callable[[int], Parts]) ->
     examples, inputs = _read_sites(listing.files, settings, _bits(listing, settings))
     half = (0.5,) * settings.channels
     rows = split_sites(examples, settings.test_fraction, settings.seed, settings.validation_fraction)
-    return assemble(examples, rows, inputs, parts, Transform(half, half), settings.hold_out)
+    return assemble(examples, rows, inputs, parts, Transform(half, half), settings)
 
 
 def _bits(listing: sites.ImageSites, settings: "Custom") -> int:

@@ -20,10 +20,12 @@ from protofed.tasks.custom.table_task import table_task
 
 IMAGE_NETWORKS: dict[str, Callable[[int, int], Parts]] = {
     "small_cnn": models.small_cnn,
+    "cnn_norm": models.cnn_norm,
     "cnn2": models.cnn2,
     "cnn3": models.cnn3,
     "resnet10": models.resnet10,
 }
+TABLE_NETWORKS: dict[str, Callable[[int, int], Parts]] = {"mlp": models.mlp, "mlp_norm": models.mlp_norm}
 ONLY_SIDE = {"small_cnn": 28}
 """Networks that accept images of one size only, and that size."""
 
@@ -54,8 +56,9 @@ class Custom:
     """For images: whether files that cannot be decoded are left out. Otherwise they end the run."""
     max_damaged: Annotated[float, Interval(ge=0, lt=1)] = 0.01
     """For images: the largest share of files that `skip_damaged` may leave out. If more are damaged, the run ends."""
-    model: Literal["small_cnn", "cnn2", "cnn3", "resnet10", "mlp"] | None = None
-    """The network. small_cnn needs images of 28 pixels. By default cnn3 for images and mlp for tables."""
+    model: Literal["small_cnn", "cnn_norm", "cnn2", "cnn3", "resnet10", "mlp", "mlp_norm"] | None = None
+    """The network. small_cnn needs images of 28 pixels. small_cnn, cnn_norm, resnet10 and mlp_norm have layers of
+    normalisation. By default cnn3 for images and mlp for tables."""
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.25
     """The share of each class at each site that is used for testing."""
     seed: Annotated[int, Ge(0)] = 0
@@ -67,6 +70,9 @@ class Custom:
     """What keeps examples together, such as a patient: all of them are on one side of the split. For tables, a column,
     which is not learnt from. For images, a regular expression with one pair of brackets, which finds the patient in the
     name of a file: "^(P[0-9]+)_"."""
+    balance: bool = False
+    """Whether examples of rare classes are repeated in training, up to ten times, until a class has half as many as the
+    site's most frequent one. Tests are not changed."""
     hold_out: Sequence[str] = ()
     """Sites that do not train. They are tested as new ones, with the model that the others have trained."""
 
@@ -74,7 +80,7 @@ class Custom:
         root, network = self._root(), self._network()
         if self.kind == "images":
             return image_task(self, root, partial(IMAGE_NETWORKS[network], self.channels))
-        return table_task(self, root)
+        return table_task(self, root, TABLE_NETWORKS[network])
 
     def stamp(self) -> str:
         """A hash of names, sizes and modification times of the files: a run on changed files is another run."""
@@ -98,7 +104,7 @@ class Custom:
 
     def _network(self) -> str:
         name = self.model or ("cnn3" if self.kind == "images" else "mlp")
-        choices = [*IMAGE_NETWORKS] if self.kind == "images" else ["mlp"]
+        choices = [*IMAGE_NETWORKS] if self.kind == "images" else [*TABLE_NETWORKS]
         if name not in choices:
             raise BadInput(f"task custom: model {name!r} is not for {self.kind}; choose {' or '.join(choices)}")
         side = ONLY_SIDE.get(name, self.pixels)

@@ -1,7 +1,7 @@
 """The task `custom` for tables."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from protofed.datasets import sites
 from protofed.datasets.sites import LabelledRows
 from protofed.datasets.tabular import Encoder, Kind, Table, sum_of, summary_of
 from protofed.errors import BadInput
-from protofed.tasks import models
+from protofed.nn.networks import Parts
 from protofed.tasks.custom.assembly import assemble, training_sites
 from protofed.tasks.custom.split import SiteExamples, split_sites
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def table_task(settings: "Custom", root: Path) -> Task:
+def table_task(settings: "Custom", root: Path, network: Callable[[int, int], Parts]) -> Task:
     tables, faults = sites.read_tables(root)
     if not tables and not faults:
         sites.kind_of(root)
@@ -40,7 +40,7 @@ def table_task(settings: "Custom", root: Path) -> Task:
     ]
     encoder = Encoder.fit(sum_of(summary_of(table, kinds) for table in train_tables))
     inputs = {site: torch.from_numpy(encoder.encode(site_rows.table)) for site, site_rows in labelled.items()}
-    return assemble(examples, rows, inputs, partial(models.mlp, len(encoder.features)), Transform(), settings.hold_out)
+    return assemble(examples, rows, inputs, partial(network, len(encoder.features)), Transform(), settings)
 
 
 def examples_of(rows: LabelledRows, group: str | None = None) -> SiteExamples:
