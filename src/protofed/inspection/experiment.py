@@ -32,8 +32,8 @@ def experiment(settings: Custom, rows: Mapping[str, SplitRows]) -> str:
     summary = "validation" if is_validated else "last_five"
     chosen = "the one that is best on the validation examples" if is_validated else "the mean of the last five"
     lines = [
-        "# Written by `protofed data inspect`. Run it with `protofed compare` and the name of this file; one method alone",
-        "# with --method LABEL. You may change every line. `protofed methods NAME` lists the settings of a method.",
+        "# Written by `protofed data inspect`. Run it with `protofed compare` and the name of this file, one",
+        "# method alone with --method LABEL. You may change every line. `protofed methods NAME` lists its settings.",
         f"title = {_quoted(label)}",
         "# Every method is run once for each seed. More seeds tell differences from luck, and take longer.",
         f"seeds = {[0] if is_images else [0, 1, 2]}",
