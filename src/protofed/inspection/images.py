@@ -40,6 +40,7 @@ def inspected_images(path: Path, requested: Custom) -> Inspection:
     settings, rows = proposed(settings, examples)
     findings = [
         *_damage(damaged, requested.skip_damaged),
+        *_windows(path, infos),
         *_depths(path, listing, infos),
         *_empty(listing, examples),
         *_copies(path, listing, infos),
@@ -131,6 +132,16 @@ def _damage(damaged: Mapping[Path, str], skip_damaged: bool) -> Iterator[Finding
         yield Finding("warning", what, "they are left out, since skip_damaged is set")
     else:
         yield Finding("error", what, "get them again, remove them, or leave them out with --skip-damaged")
+
+
+def _windows(root: Path, infos: Mapping[Path, ImageInfo]) -> Iterator[Finding]:
+    without = [str(path.relative_to(root)) for path, image in infos.items() if image.has_window is False]
+    if without:
+        yield Finding(
+            "warning",
+            f"DICOM files that do not say how their values are to be shown:{listed(without)}",
+            "the whole range of their stored bits is used, so they may look flat; export them with a window",
+        )
 
 
 def _depths(root: Path, listing: ImageSites, infos: Mapping[Path, ImageInfo]) -> Iterator[Finding]:
