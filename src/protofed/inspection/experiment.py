@@ -64,7 +64,7 @@ def experiment(settings: Custom, rows: Mapping[str, SplitRows]) -> str:
         "",
     ]
     for name, purpose in METHODS.items():
-        lines += [f"# {purpose}", f"[methods.{name}.method]", f"name = {_quoted(name)}", ""]
+        lines += [f"[methods.{name}.method]", f"# {purpose}", f"name = {_quoted(name)}", ""]
     return "\n".join(lines)
 
 
