@@ -1,8 +1,10 @@
 """How long a comparison will take on this machine, from a few steps of each method."""
 
+import contextlib
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -29,14 +31,25 @@ def seconds_of(path: Path) -> float:
     """The seconds that the comparison in a file takes, if nothing else uses the machine and no run ends early."""
     comparison = compare.load(path)
     first = comparison.configs[0]
-    task = first.task if isinstance(first.task, Task) else first.task.build()
-    with only_run(), pinned_threads(1):
+    with _no_warnings(), only_run(), pinned_threads(1):
+        task = first.task if isinstance(first.task, Task) else first.task.build()
         one_step = {
             label: _step(seeds[0], task) for methods in comparison.runs.values() for label, seeds in methods.items()
         }
     runs = [(label, one) for methods in comparison.runs.values() for label, seeds in methods.items() for one in seeds]
     total = sum(one_step[label] * _steps(task, one.training, one) for label, one in runs)
     return total / min(len(runs), len(os.sched_getaffinity(0)))
+
+
+@contextlib.contextmanager
+def _no_warnings() -> Iterator[None]:
+    """The inspection has said already what a task warns of."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _step(config: Config, task: Task) -> float:

@@ -34,6 +34,7 @@ def class_findings(examples: Mapping[str, SiteExamples], rows: Mapping[str, Spli
         return
     if len(classes) == 1:
         yield Finding("error", f"all examples are of class {classes[0]!r}", "at least two classes are needed")
+    yield from _shared_groups(examples)
     if not any(len(site_rows.test) for site_rows in rows.values()):
         yield Finding("error", "no site has an example for testing", "add examples, or remove copies")
         return
@@ -41,7 +42,6 @@ def class_findings(examples: Mapping[str, SiteExamples], rows: Mapping[str, Spli
         yield Finding(
             "warning", "there is only one site", "a federation has two or more; give each its own folder or file"
         )
-    yield from _shared_groups(examples)
     yield from _variants(classes)
     yield from _unbalanced(examples)
     yield from _scarcities(examples, rows)
