@@ -473,7 +473,7 @@ def test_the_file_runs_as_it_is(
     written = "Written: our own.toml\nRun it with: protofed compare 'our own.toml'\nIt takes "
     assert written in found.text
     loaded = compare.load(Path("our own.toml"), overrides=["training.rounds=1", "training.epochs=1"])
-    assert [*loaded.runs["data"]] == ["local", "fedavg", "fedbn", "fpl", "fedpc"]
+    assert [*loaded.runs["data"]] == ["local", "fedavg", "fedbn", "fpl", "fedproto"]
     for seeds in loaded.runs["data"].values():
         task = seeds[0].task
         assert isinstance(task, Custom)

@@ -17,7 +17,7 @@ METHODS = {
     "fedavg": "One model for all: the mean of the sites' weights.",
     "fedbn": "The same, but every site keeps its own layers of normalisation: for sites whose images or units differ.",
     "fpl": "One model for all, whose features are drawn to prototypes of all sites: for sites whose data differ.",
-    "fedpc": "A model for each site, which learns from the prototypes of the others: for sites that differ most.",
+    "fedproto": "A model for each site; only prototypes, the mean features of the classes, are exchanged.",
 }
 """What is compared, and what each is for."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
+from protofed.printable import one_line
 from protofed.reports.tables import (
     ALL_MODELS_NOTE,
     NOTES,
@@ -89,7 +90,7 @@ def worse_than_local(rows: Sequence[Row]) -> list[str]:
             continue
         sites = dict.fromkeys(site for one in (*row.seeds, *local.seeds) for site in one.sites)
         pairs = {site: paired_differences(row, local, at_site(site, "balanced_accuracy")) for site in sites}
-        worse = [f"{site} ({fmean(d):+.1f})" for site, d in pairs.items() if d and round(fmean(d), 1) < 0]
+        worse = [f"{one_line(site)} ({fmean(d):+.1f})" for site, d in pairs.items() if d and round(fmean(d), 1) < 0]
         if worse:
             found.append(f"{row.label} is worse than local training alone at {', '.join(worse)}")
     if not found:
