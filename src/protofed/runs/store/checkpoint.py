@@ -183,7 +183,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             disk.put(own, path.name, data)
     except OSError as error:
         raise RunFailed(
-            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {_free(path)} free); "
+            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {disk.free_bytes(path)} free); "
             "checkpoints are as they were"
         ) from error
 
