@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -184,7 +183,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             disk.put(own, path.name, data)
     except OSError as error:
         raise RunFailed(
-            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {_free(path)} free); "
+            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {disk.free(path)} free); "
             "checkpoints are as they were"
         ) from error
 
@@ -343,11 +342,6 @@ def _could_not_save(folder: Path, name: str, size: int, error: OSError) -> str:
     except BadInput as unreadable:
         last = str(unreadable)
     return (
-        f"could not save {folder / name}: {opening.reason(error)} ({size} bytes to write, {_free(folder)} free). "
+        f"could not save {folder / name}: {opening.reason(error)} ({size} bytes to write, {disk.free(folder)} free). "
         f"{last}; make room, then resume."
     )
-
-
-def _free(path: Path) -> int:
-    """The bytes that are free where a path is or would be."""
-    return shutil.disk_usage(next(one for one in (path, *path.absolute().parents) if one.exists())).free
