@@ -183,7 +183,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             disk.put(own, path.name, data)
     except OSError as error:
         raise RunFailed(
-            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {disk.free_bytes(path)} free); "
+            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {disk.free(path)} free); "
             "checkpoints are as they were"
         ) from error
 
@@ -342,6 +342,6 @@ def _could_not_save(folder: Path, name: str, size: int, error: OSError) -> str:
     except BadInput as unreadable:
         last = str(unreadable)
     return (
-        f"could not save {folder / name}: {opening.reason(error)} ({size} bytes to write, {disk.free_bytes(folder)} free). "
+        f"could not save {folder / name}: {opening.reason(error)} ({size} bytes to write, {disk.free(folder)} free). "
         f"{last}; make room, then resume."
     )

@@ -106,6 +106,6 @@ def remove(folder: int, name: str) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def free_bytes(path: Path) -> int:
-    """Those that are free where a path is or would be."""
+def free(path: Path) -> int:
+    """The bytes that are free where a path is or would be."""
     return shutil.disk_usage(next(one for one in (path, *path.absolute().parents) if one.exists())).free
