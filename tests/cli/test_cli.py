@@ -195,13 +195,15 @@ def test_own_data_are_inspected_and_the_file_that_is_written_runs(tmp_path: Path
     assert "--label" in vague.stdout
     ready = protofed("data", "inspect", "patients", "--label", "outcome", "--write", "first.toml", cwd=tmp_path)
     assert ready.returncode == 0, ready.stderr
-    assert "Run it with: protofed run first.toml" in ready.stdout
-    ran = protofed("run", "first.toml", "--set", "training.rounds=1", cwd=tmp_path)
+    assert "Run it with: protofed compare first.toml" in ready.stdout
+    small = ("first.toml", "--method", "fedavg", "--set", "training.rounds=1")
+    ran = protofed("compare", *small, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     (tmp_path / "patients" / "porto.csv").write_text("marker,group,outcome\n" + "1,a,yes\n2,b,no\n" * 20)
-    again = protofed("run", "first.toml", "--set", "training.rounds=1", cwd=tmp_path)
+    again = protofed("compare", *small, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
-    assert len(list((tmp_path / "results").iterdir())) == 2, "changed files gave an old result"
+    runs = [path for path in (tmp_path / "results").iterdir() if (path / "config.toml").exists()]
+    assert len(runs) == 2 * 3, "three seeds, and changed files give no old result"
 
 
 def test_a_task_is_drawn_with_the_settings_that_are_asked_for(tmp_path: Path) -> None:

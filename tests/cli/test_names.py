@@ -44,6 +44,17 @@ name = "ditto"
 """
 
 
+EXPERIMENT = """
+[task]
+name = "custom"
+path = "data"
+kind = "tables"
+label = "y"
+[method]
+name = "fpl"
+"""
+
+
 def everything_said(folder: Path) -> list[str]:
     """What all commands print and write about the tables in `data`; they must succeed."""
     said = []
@@ -55,8 +66,11 @@ def everything_said(folder: Path) -> list[str]:
         return found.stdout
 
     call("data", "inspect", "data", "--label", "y", "--write", "x.toml")
-    words = ("run", "x.toml", "--set", "training.rounds=1", "--set", "training.epochs=1", "--folder", "run")
-    call(*words)
+    short = ("--set", "training.rounds=1", "--set", "training.epochs=1")
+    call("compare", "x.toml", *short, "--method", "local", "--method", "fpl", "--jobs", "1", "--report", "first")
+    said.append((folder / "first/report.md").read_text(encoding="utf-8"))
+    (folder / "one.toml").write_text(EXPERIMENT)
+    call("run", "one.toml", *short, "--folder", "run")
     call("show", "run")
     assert json.loads(call("show", "run", "--json"))["done"] is True
     settings = [word for pair in ("path=data", "kind=tables", "label=y") for word in ("--set", pair)]

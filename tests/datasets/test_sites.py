@@ -143,7 +143,6 @@ def test_an_image_that_is_cut_short_is_not_described_by_its_header(tmp_path: Pat
         ("1.png", "make a folder for each site"),
         ("north.xlsx", "export the table of each site as CSV"),
         ("north/data.csv", "lies too deep"),
-        ("north/benign/1.dcm", "DICOM"),
         (".hidden/benign/1.png", "nothing to read; expected folder/site/class/image"),
     ],
 )
@@ -173,14 +172,14 @@ def test_tables_beside_images_do_not_make_it_a_folder_of_tables(tmp_path: Path) 
 
 def test_tables_are_read_by_site_and_all_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "north.csv").write_text("a,y\n1,2\n", encoding="utf-8")
-    (tmp_path / "south.CSV").write_text("a;y\n1;2\n", encoding="utf-8")
+    (tmp_path / "south.CSV").write_bytes(b"a,y\n1,\x00\n")
     (tmp_path / "west.csv").write_text("a,y\n1\n", encoding="utf-8")
     (tmp_path / ".hidden.csv").write_text("a,y\n1,2\n", encoding="utf-8")
     (tmp_path / "notes.txt").write_text("x", encoding="utf-8")
     tables, faults = read_tables(tmp_path)
     assert [*tables] == ["north"]
     assert len(faults) == 2
-    assert "separated by semicolons" in faults[0]
+    assert "south.CSV: not text" in faults[0]
     assert "west.csv, line 2: has 1 fields" in faults[1]
     assert sites.other_files(tmp_path) == (tmp_path / "notes.txt",)
 

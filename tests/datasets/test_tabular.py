@@ -72,8 +72,10 @@ def test_names_can_be_given_for_a_file_without_a_header(write: Write) -> None:
         ("a,\n1,2\n", "line 1: every column needs a name"),
         ("", "line 1: every column needs a name"),
         ("a,b\n", "no rows"),
-        ('a,b\n1,2\n3,"4\n', "after line 3: not comma-separated text"),
-        (b"a,b\n1,\xff\n", "not comma-separated text in UTF-8"),
+        ('a,b\n1,2\n3,"4\n', "after line 3: not a table in text"),
+        (b"a,b\n1,\x81\n", "not text in UTF-8, UTF-16 or Windows-1252"),
+        (b"a,b\n1,\xff\x07\n", "not text in UTF-8, UTF-16 or Windows-1252"),
+        (b"\xff\xfea", "not a table in text"),
     ],
 )
 def test_a_damaged_csv_file_is_refused_with_file_and_line(write: Write, text: str | bytes, message: str) -> None:

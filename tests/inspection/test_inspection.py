@@ -19,7 +19,7 @@ from protofed import inspection
 from protofed.datasets import sites
 from protofed.errors import BadInput
 from protofed.inspection import Inspection, inspect
-from protofed.runs.config import config
+from protofed.runs import compare
 from protofed.runs.runner import execute
 from protofed.tasks.custom import Custom
 
@@ -97,9 +97,9 @@ def test_the_bits_of_16_bit_grey_are_shown_and_written(scans: Path, tmp_path: Pa
     assert (
         "modes    I;16 22\ngrey     16-bit files use 12 bits: 0 to 4095 become 0 to 255, in every image" in found.text
     )
-    written = tomllib.loads((tmp_path / "x.toml").read_text(encoding="utf-8"))["task"]
+    written = tomllib.loads((tmp_path / "x.toml").read_text(encoding="utf-8"))["common"]["task"]
     assert (written["bits"], written["channels"]) == (12, 1)
-    task = config.load(tmp_path / "x.toml", []).task
+    task = compare.load(tmp_path / "x.toml").configs[0].task
     assert isinstance(task, Custom)
     assert task.build().clients["north"].x.max() > 200
 
@@ -163,9 +163,9 @@ def test_what_is_said_of_both_sides_is_what_the_task_does(scans: Path, draw: Dra
     [
         ([(20, 20)], 28, "small_cnn"),
         ([(31, 40)], 28, "small_cnn"),
-        ([(32, 40)], 32, "cnn3"),
-        ([(20, 20), (100, 97), (400, 400)], 96, "cnn3"),  # the median of the shorter sides is 97
-        ([(900, 300)], 128, "cnn3"),
+        ([(32, 40)], 32, "cnn_norm"),
+        ([(20, 20), (100, 97), (400, 400)], 96, "cnn_norm"),  # the median of the shorter sides is 97
+        ([(900, 300)], 128, "cnn_norm"),
     ],
 )
 def test_the_side_is_the_largest_known_one_not_above_the_median(
@@ -234,13 +234,13 @@ def test_what_is_not_read_is_named_by_what_it_is(scans: Path, draw: Draw) -> Non
     draw("north/loose.png")
     draw("north/a/deeper/1.png")
     write(scans / "labels.csv", "x")
-    write(scans / "north/a/scan.dcm", "x")
+    write(scans / "north/a/scan.nii", "x")
     write(scans / "north/a/.DS_Store", "x")
     found = inspect(scans)
     assert "north/loose.png" in said(found, "warning", "images outside class folders")
     assert "north/a/deeper" in said(found, "warning", "folders inside class folders")
     assert "labels.csv" in said(found, "warning", "tables among the images")
-    assert "north/a/scan.dcm" in said(found, "warning", "files of other kinds")
+    assert "north/a/scan.nii" in said(found, "warning", "files of other kinds")
     assert "ignored  4 names" in found.text
     assert "DS_Store" not in found.text
 
@@ -436,11 +436,11 @@ def test_a_column_that_a_site_lacks_is_an_error_unless_it_is_left_out(tables: Pa
 
 def test_every_table_that_cannot_be_read_is_named_and_so_is_what_is_no_table(tables: Path) -> None:
     write(tables / "east.csv", HEADER, "1,2")
-    write(tables / "west.csv", HEADER.replace(",", ";"), "1;2;3;4;5")
+    (tables / "west.csv").write_bytes(b"a,y\n1,\x00\n")
     write(tables / "old.xlsx", "x")
     found = inspect(tables, label="outcome")
     said(found, "error", "east.csv, line 2: has 2 fields")
-    said(found, "error", "west.csv: its columns seem to be separated by semicolons")
+    said(found, "error", "west.csv: not text in UTF-8, UTF-16 or Windows-1252")
     assert "old.xlsx" in said(found, "warning", "not read")
 
 
@@ -470,13 +470,16 @@ def test_the_file_runs_as_it_is(
     request.getfixturevalue(kind)
     monkeypatch.chdir(tmp_path)
     found = inspect(Path("data"), label="outcome" if kind == "tables" else None, write=Path("our own.toml"))
-    assert found.text.endswith("Written: our own.toml\nRun it with: protofed run 'our own.toml'")
-    loaded = config.load(Path("our own.toml"), ["training.rounds=1", "training.epochs=1"])
-    assert isinstance(loaded.task, Custom)
-    assert replace(loaded.task, leave_out=tuple(loaded.task.leave_out), categorical=()) == found.settings
-    result = execute(loaded.experiment())
-    assert set(result.rounds[-1].domains) == {"north", "south"}
-    assert tomllib.loads(loaded.toml())["task"]["path"] == "data"
+    written = "Written: our own.toml\nRun it with: protofed compare 'our own.toml'\nIt takes "
+    assert written in found.text
+    loaded = compare.load(Path("our own.toml"), overrides=["training.rounds=1", "training.epochs=1"])
+    assert [*loaded.runs["data"]] == ["local", "fedavg", "fedbn", "fpl", "fedproto"]
+    for seeds in loaded.runs["data"].values():
+        task = seeds[0].task
+        assert isinstance(task, Custom)
+        assert replace(task, leave_out=tuple(task.leave_out), categorical=(), hold_out=()) == found.settings
+        result = execute(seeds[0].experiment())
+        assert set(result.rounds[-1].domains) == {"north", "south"}
 
 
 def test_awkward_names_come_back_from_the_file_as_they_were(tmp_path: Path) -> None:
@@ -486,7 +489,7 @@ def test_awkward_names_come_back_from_the_file_as_they_were(tmp_path: Path) -> N
         rows = [f"7,{k * step % 11},{'pq'[k % 2]}" for k in range(12)]
         write(tmp_path / name / f"{site}.csv", f"{column},dose,y", *rows)
     inspect(tmp_path / name, label="y", write=tmp_path / "own.toml")
-    loaded = config.load(tmp_path / "own.toml").task
+    loaded = compare.load(tmp_path / "own.toml").configs[0].task
     assert isinstance(loaded, Custom)
     assert (loaded.path, list(loaded.leave_out)) == (str(tmp_path / name), [name])
     loaded.build()
@@ -495,9 +498,9 @@ def test_awkward_names_come_back_from_the_file_as_they_were(tmp_path: Path) -> N
 def test_the_file_on_the_page_for_users_is_an_experiment() -> None:
     page = Path(__file__).parents[2] / "docs" / "your-data.md"
     [toml] = re.findall(r"^```toml\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    task = config.parse(tomllib.loads(toml), "your-data.md").task
+    task = compare.parse(tomllib.loads(toml), "your-data.md").configs[0].task
     assert isinstance(task, Custom)
-    assert (task.label, task.model) == ("outcome", "mlp")
+    assert (task.label, task.model) == ("outcome", "mlp_norm")
 
 
 @pytest.mark.parametrize("kind", ["scans", "tables"])
@@ -524,21 +527,13 @@ def test_every_setting_of_the_file_is_explained(kind: str, request: pytest.Fixtu
     keys = [line.split(" = ")[0] for line in lines if " = " in line and not line.startswith("#")]
     images = ["pixels", "channels", "skip_damaged", "max_damaged"]
     own = images if kind == "scans" else ["label", "leave_out", "categorical"]
-    first = ["name", "path", "kind", *own, "model"]
+    first = ["title", "seeds", "summary", "name", "path", "kind", *own, "model"]
     assert keys[: len(first)] == first
-    assert keys[len(first) :] == [
-        "test_fraction",
-        "seed",
-        "name",
-        "rounds",
-        "epochs",
-        "batch_size",
-        "seed",
-        "optimizer",
-    ]
+    rest = ["balance", "test_fraction", "seed", "rounds", "epochs", "batch_size", "optimizer"]
+    assert keys[len(first) :] == [*rest, "name", *["name"] * 5]
     unexplained = [b for a, b in itertools.pairwise(lines) if " = " in b and not a.startswith("#") and b[0] != "#"]
     # The kind follows from the path, and one comment is for the share and the seed of its draw.
-    assert [line.split(" = ")[0] for line in unexplained] == ["name", "kind", "seed"]
+    assert [line.split(" = ")[0] for line in unexplained] == ["name", "kind", "seed", "name"]
 
 
 def test_batches_are_no_larger_than_most_sites(tmp_path: Path, draw: Draw) -> None:
@@ -546,7 +541,7 @@ def test_batches_are_no_larger_than_most_sites(tmp_path: Path, draw: Draw) -> No
         for k in range(count):
             draw(f"{name}/{'ab'[k % 2]}/{k}.png", size=(4, 4))
     # 18, 6 and 22 or 23 of them are for training.
-    assert tomllib.loads(inspect(tmp_path / "data").toml)["training"]["batch_size"] == 16
+    assert tomllib.loads(inspect(tmp_path / "data").toml)["common"]["training"]["batch_size"] == 16
 
 
 def test_a_file_that_is_there_is_never_written_over(
@@ -583,3 +578,141 @@ def test_nothing_is_written_while_there_are_errors(scans: Path, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     with pytest.raises(BadInput, match="1 error"):
         found.toml  # noqa: B018
+
+
+# ---- what clinics' tables look like
+
+
+def measured(site: str, count: int = 24) -> list[str]:
+    """Rows with decimals and a word with an accent."""
+    return [f"{k % 7}.{k % 10},{'Größe' if k % 3 else 'é'},{('well', 'ill')[k // 2 % 2]}" for k in range(count)]
+
+
+def exported(path: Path, rows: list[str], separator: str, decimal: str, encoding: str) -> Path:
+    """The rows as another program would write them."""
+    lines = [
+        separator.join(cell.replace(".", decimal) for cell in row.split(",")) for row in ("dose,kind,outcome", *rows)
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(("\r\n".join(lines) + "\r\n").encode(encoding))
+    return path
+
+
+def inputs(folder: Path) -> dict[str, list[list[float]]]:
+    return {s: d.x.tolist() for s, d in Custom(str(folder), "tables", label="outcome").build().clients.items()}
+
+
+@pytest.mark.parametrize(
+    ("separator", "decimal", "encoding", "words"),
+    [
+        (";", ",", "cp1252", "semicolons between columns, decimal commas, text in Windows-1252 (Latin-1)"),
+        ("\t", ",", "utf-16", "tabs between columns, decimal commas, text in UTF-16"),
+        ("|", ".", "utf-16-le", "bars between columns, text in UTF-16"),
+        (";", ".", "utf-8-sig", "semicolons between columns"),
+        (",", ".", "latin-1", "text in Windows-1252 (Latin-1)"),
+        (",", ".", "utf-8-sig", ""),
+    ],
+)
+def test_tables_of_other_formats_are_read_as_they_are_meant_and_said(
+    tmp_path: Path, separator: str, decimal: str, encoding: str, words: str
+) -> None:
+    usual, other = tmp_path / "usual", tmp_path / "other"
+    for folder in (usual, other):
+        exported(folder / "north.csv", measured("n"), ",", ".", "utf-8")
+    exported(usual / "south.csv", measured("s", 20), ",", ".", "utf-8")
+    exported(other / "south.csv", measured("s", 20), separator, decimal, encoding)
+    assert inputs(usual) == inputs(other)
+    formats = [f.what for f in inspect(other, label="outcome").findings if "unusual format" in f.what]
+    assert formats == ([f"tables that are read in an unusual format:\n       {other}/south.csv: {words}"] * bool(words))
+    # The advice is to export the file as the other folder has it: then nothing is said.
+    assert not [f for f in inspect(usual, label="outcome").findings if "format" in f.what]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words", "corrected"),
+    [
+        (["1,5;a", "2.5;b"], "decimals are written with a comma .* and with a point .*: write all of them with a point",
+         ["1.5;a", "2.5;b"]),
+        (["1,500;a", "2,750;b"], "'1,500', whose comma may stand before decimals or thousands: .*with a point",
+         ["1.500;a", "2.750;b"]),
+        (["1,500;a", "2,750;b"], "thousands without a sign", ["1500;a", "2750;b"]),
+    ],
+)  # fmt: skip
+def test_decimals_that_may_be_meant_otherwise_are_refused_until_the_advice_is_followed(
+    tmp_path: Path, rows: list[str], words: str, corrected: list[str]
+) -> None:
+    path = write(tmp_path / "data/north.csv", "dose;y", *rows * 8)
+    (error,) = [f for f in inspect(tmp_path / "data", label="y").errors if "north.csv" in f.what]
+    assert re.search(words, error.what)
+    write(path, "dose;y", *corrected * 8)
+    assert inspect(tmp_path / "data", label="y").errors == ()
+
+
+def test_a_zero_before_the_comma_or_other_digits_behind_it_are_decimals(tmp_path: Path) -> None:
+    write(tmp_path / "data/north.csv", "dose;weight;y", *["0,125;1,500;a", "0,250;71,25;b"] * 8)
+    found = inspect(tmp_path / "data", label="y")
+    assert found.errors == ()
+    assert "0.125 to 0.25" in found.text
+    assert "1.5 to 71.25" in found.text
+
+
+def test_rare_classes_are_said_and_the_file_repeats_them(tmp_path: Path) -> None:
+    rows = [f"{k % 16},{'rare' if k % 8 == 0 else 'usual'}" for k in range(48)]
+    write(tmp_path / "data/north.csv", "x,y", *rows)
+    write(
+        tmp_path / "data/south.csv",
+        "x,y",
+        *(row.replace("usual", "rare") if k % 2 else row for k, row in enumerate(rows)),
+    )
+    found = inspect(tmp_path / "data", label="y")
+    what = said(found, "warning", "classes that are much rarer than others")
+    assert "north: 42 of class 'usual', 6 of class 'rare'" in what
+    assert "south" not in what
+    assert "balance = true" in found.toml
+    write(tmp_path / "data/north.csv", "x,y", *(f"{k % 16},{'rare' if k % 3 == 0 else 'usual'}" for k in range(48)))
+    assert "balance = false" in inspect(tmp_path / "data", label="y").toml
+
+
+def test_people_with_several_rows_are_found_and_kept_together(tmp_path: Path) -> None:
+    for site in ("north", "south"):
+        rows = [f"{site}{k // 2},{k % 9},{'pq'[k // 2 % 2]}" for k in range(60)]
+        write(tmp_path / f"data/{site}.csv", "patient_id,x,y", *rows, "both,3,p", "both,4,p")
+    found = inspect(tmp_path / "data", label="y")
+    assert "add --group COLUMN" in said(found, "warning", "column 'patient_id' may name people who have several rows")
+    grouped = inspect(tmp_path / "data", label="y", group="patient_id")
+    assert not [f for f in grouped.findings if "may name people" in f.what]
+    assert "both: north, south" in said(grouped, "warning", "1 group (patients) at more than one site")
+    assert 'group = "patient_id"' in grouped.toml
+    patients = {
+        side: {grouped.examples["north"].groups[row] for row in rows.tolist()}
+        for side, rows in vars(grouped.rows["north"]).items()
+    }
+    assert not patients["train"] & patients["test"]
+    assert "both" in patients["train"]
+    said(inspect(tmp_path / "data", label="y", group="patient"), "error", "there is no column 'patient' to keep")
+    said(inspect(tmp_path / "data", label="y", group="y"), "error", "'y' is the label: it cannot keep rows together")
+
+
+def test_a_pattern_finds_the_patients_of_images(scans: Path, draw: Draw) -> None:
+    for site in ("north", "south"):  # otherwise every patient would be at both
+        for path in (scans / site).rglob("*.png"):
+            path.rename(path.with_name(f"{site}{path.name}"))
+    pattern = r"^([a-z]+\d)\.png"
+    found = inspect(scans, group=pattern)
+    assert found.errors == ()
+    assert found.examples["north"].groups[:3] == ("north0", "north1", "north2")
+    assert "group = " in found.toml
+    draw("north/a/overview.png")
+    assert "such as" in said(inspect(scans, group=pattern), "error", "overview.png: group =")
+
+
+def test_enough_examples_give_a_validation_share_and_few_do_not(tmp_path: Path) -> None:
+    write(tmp_path / "data/north.csv", "x,y", *(f"{k % 17},{'pq'[k % 2]}" for k in range(200)))
+    found = inspect(tmp_path / "data", label="y")
+    assert "validation" in found.text.split("\n\n")[1].splitlines()[0]
+    written = tomllib.loads(found.toml)
+    assert (written["summary"], written["common"]["task"]["validation_fraction"]) == ("validation", 0.15)
+    assert written["common"]["evaluation"]["patience"] > 0
+    assert len(found.rows["north"].validation) == 30
+    write(tmp_path / "data/north.csv", "x,y", *(f"{k % 17},{'pq'[k % 2]}" for k in range(199)))
+    assert "validation" not in tomllib.loads(inspect(tmp_path / "data", label="y").toml)["summary"]

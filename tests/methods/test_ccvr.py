@@ -308,7 +308,7 @@ def test_who_never_took_part_is_asked_too() -> None:
 
 def skewed() -> Experiment:
     labels = {"ann": [0] * 9 + [1, 2], "bob": [1] * 8 + [3], "cyd": [2] * 7 + [0, 3], "dan": [3] * 6 + [1]}
-    of = federation(CCVR(rate=0.5), small_task(labels), rounds=3)
+    of = federation(CCVR(rate=0.5), small_task(labels), rounds=3, epochs=8)
     return Experiment(of, evaluate_every=1)
 
 

@@ -101,7 +101,8 @@ def test_a_run_is_loaded_where_its_data_are_not(tables: Path) -> None:
         with pytest.raises(BadInput, match="loaded without its data"):
             forbidden()
     with pytest.raises(BadInput, match="is not a folder"):
-        result.confusion("north")
+        result.confusion()
+    assert result.confusion("north").tolist() == result.rounds[-1].confusion["north"], "what the run has counted"
 
 
 def test_the_card_says_what_is_known(tables: Path, images: Path) -> None:

@@ -101,7 +101,7 @@ def test_some_of_the_tasks_and_methods_can_be_chosen(tmp_path: Path) -> None:
         ({"published": {"shift": 5}}, "published: shift: must be a section, not 5"),
         ({"published": {"shift": {"columns": [["a"]], "FPL": [1]}}}, "published.shift.columns: must be names"),
         ({"methods": {"FPL": {"method": {"name": "fpl"}, "on": 3}}}, "methods.FPL: on: must be a section, not 3"),
-        ({"summary": "first"}, "summary: must be one of last_five, last, best, not 'first'"),
+        ({"summary": "first"}, "summary: must be one of last_five, last, best, validation, not 'first'"),
         ({"metric": "public.acuracy"}, "metric: 'public.acuracy' is no metric of a run"),
         ({"metric": "domain.accuracy"}, "metric: 'domain.accuracy' is no metric of a run"),
         ({"note": ["a"]}, "note: must be a text"),

@@ -169,12 +169,17 @@ def test_a_run_is_compared_with_itself_only() -> None:
     assert sharing.said.startswith("2 runs at a time, 4.4 rounds/s together; 2 instead of 1: +60 %")
 
 
-def test_nothing_is_measured_while_a_run_starts_or_is_being_paused() -> None:
+@pytest.mark.parametrize(
+    ("rounds_of_other", "is_calm", "is_measured"), [(9, True, True), (0, True, False), (9, False, False)]
+)
+def test_nothing_is_measured_while_a_run_starts_or_is_being_paused(
+    rounds_of_other: int, is_calm: bool, is_measured: bool
+) -> None:
     sharing = Sharing(16)
     for now in range(1, 100):
-        sharing.update(now, {"a": Beat(now, now), "b": Beat(0, 0.0)})
-        sharing.update(now, {"a": Beat(now, now), "b": Beat(now, now)}, is_calm=False)
-    assert sharing.width == FIRST
+        other = Beat(rounds_of_other and rounds_of_other + now, now)
+        sharing.update(now, {"a": Beat(now, now), "b": other}, is_calm, room=1)
+    assert (sharing.width != FIRST) == is_measured
 
 
 def test_other_runs_are_measured_anew() -> None:

@@ -77,6 +77,14 @@ def test_a_helper_that_is_edited_makes_another_run(tmp_path: Path, line: str, mo
     assert len({first, second, third}) == 3
 
 
+def test_code_that_moves_is_the_same_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "old").mkdir()
+    name = written(tmp_path / "old", METHOD.format(imports="", body="return 1"))
+    before = digest_of(tmp_path / "old", name, monkeypatch)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert digest_of(tmp_path / "new", name, monkeypatch) == before
+
+
 def test_a_module_that_is_edited_while_python_runs_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
     name = written(tmp_path, METHOD.format(imports="", body="return 1"))
     experiment = tmp_path / "experiment.toml"

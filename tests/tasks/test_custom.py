@@ -293,7 +293,7 @@ def test_the_other_kind_of_files_is_refused_with_the_setting_to_change(tmp_path:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (Custom(".", model="mlp"), "'mlp' is not for images; choose small_cnn or cnn2 or cnn3 or resnet10"),
+        (Custom(".", model="mlp"), "'mlp' is not for images; choose small_cnn or cnn_norm or cnn2 or cnn3 or resnet10"),
         (Custom(".", "tables", model="cnn3"), "'cnn3' is not for tables; choose mlp"),
         (Custom(".", model="small_cnn", pixels=32), "needs images of 28 pixels, not 32"),
     ],
@@ -471,3 +471,151 @@ def test_only_files_that_are_read_make_another_run(tmp_path: Path, draw: Draw) -
     assert images.stamp() != before[0]
     tables(tmp_path, leeds="x,y 1,0 2,1 3,1")
     assert rows.stamp() != before[1]
+
+
+# ---- groups, validation, balance, sites that are held out
+
+
+def rows_of(task: Task, site: str) -> dict[str, list[int]]:
+    """The values of the first column, standardised back to whole numbers, on each side."""
+    sets = {"train": task.clients[site], "test": task.tests[site]}
+    if site in task.validation:
+        sets["validation"] = task.validation[site]
+    return {side: sorted(data.index.tolist()) for side, data in sets.items()}
+
+
+def patients(tmp_path: Path, **sites: list[tuple[str, str]]) -> Custom:
+    """A row for each (patient, label)."""
+    for site, people in sites.items():
+        lines = [f"{k},{person},{label}" for k, (person, label) in enumerate(people)]
+        (tmp_path / f"{site}.csv").write_text("\n".join(["x,person,y", *lines]) + "\n", encoding="utf-8")
+    return Custom(str(tmp_path), "tables", label="y", group="person")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_rows_of_a_patient_are_on_one_side(tmp_path: Path, seed: int) -> None:
+    people = [(f"p{k // 3}", "ab"[k // 3 % 2]) for k in range(60)]
+    task = replace(patients(tmp_path, north=people), seed=seed, validation_fraction=0.2).build()
+    sides = rows_of(task, "north")
+    named = {side: {people[row][0] for row in rows} for side, rows in sides.items()}
+    assert sum(len(names) for names in named.values()) == 20
+    assert [len(named[side]) for side in ("test", "validation", "train")] == [5, 4, 11]
+    assert sum(map(len, sides.values())) == 60
+    # The column is for the split alone: only x is learnt from.
+    assert task.spec.input.shape == (1,)
+
+
+def test_without_groups_rows_of_a_patient_are_divided(tmp_path: Path) -> None:
+    """The test above can fail."""
+    people = [(f"p{k // 3}", "ab"[k // 3 % 2]) for k in range(60)]
+    task = replace(patients(tmp_path, north=people), group=None, leave_out=("person",)).build()
+    sides = rows_of(task, "north")
+    assert {people[row][0] for row in sides["test"]} & {people[row][0] for row in sides["train"]}
+
+
+def test_a_patient_at_two_sites_is_trained_on_and_never_tested(tmp_path: Path) -> None:
+    for seed in range(6):
+        north = [(f"n{k}", "ab"[k % 2]) for k in range(10)] + [("both", "a")] * 3
+        south = [(f"s{k}", "ab"[k % 2]) for k in range(10)] + [("both", "b")] * 3
+        task = replace(patients(tmp_path, north=north, south=south), seed=seed, validation_fraction=0.2).build()
+        for site in ("north", "south"):
+            assert {10, 11, 12} <= {*rows_of(task, site)["train"]}
+
+
+def test_a_rare_class_among_a_patients_rows_decides_where_the_patient_counts(tmp_path: Path) -> None:
+    # Both patients with a row of class r have more rows of class a; one of the two is tested, one is trained on.
+    people = [("r1", "a"), ("r1", "a"), ("r1", "r"), ("r2", "a"), ("r2", "a"), ("r2", "r")]
+    people += [(f"p{k}", "a") for k in range(6)]
+    for seed in range(8):
+        task = replace(patients(tmp_path, north=people), seed=seed, test_fraction=0.5).build()
+        rare = [task.class_names[label] for label in task.tests["north"].labels].count("r")
+        assert rare == 1
+        assert [task.class_names[label] for label in task.clients["north"].labels].count("r") == 1
+
+
+def test_copies_bind_patients_together(tmp_path: Path, draw: Draw) -> None:
+    for seed in range(6):
+        root = tmp_path / str(seed)
+        for person in range(8):
+            for k in range(2):
+                name = f"{seed}/north/{'ab'[person % 2]}/P{person}_{k}.png"
+                draw(name, shade=200 if (person, k) in ((0, 0), (2, 1)) else 10 * person + k)
+        task = Custom(str(root), pixels=8, group=r"^(P\d+)_", seed=seed).build()
+        train, test = shades(task, "train", "north"), shades(task, "test", "north")
+        bound = {1, 20, 200}  # the rows of P0 and P2, who share an image
+        assert bound <= {*train} or bound <= {*test}
+        assert len(train) + len(test) == 16
+        assert {shade // 10 for shade in train if shade < 100}.isdisjoint(shade // 10 for shade in test if shade < 100)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [(r"^(P\d+)_", r"00\.png: group = .* finds nothing"), ("(", "not a regular"), ("x", "0 pairs of brackets")],
+)
+def test_a_pattern_that_finds_no_patient_is_refused(tmp_path: Path, draw: Draw, pattern: str, words: str) -> None:
+    settings = replace(folder(tmp_path, draw, north={"a": 4, "b": 4}), group=pattern)
+    with pytest.raises(BadInput, match=words):
+        settings.build()
+
+
+def test_a_row_without_a_patient_is_refused(tmp_path: Path) -> None:
+    settings = patients(tmp_path, north=[("p", "a"), ("", "b"), ("q", "a"), ("r", "b")])
+    with pytest.raises(BadInput, match=r"1 rows have no value in column 'person'.*north\.csv, line 3"):
+        settings.build()
+    with pytest.raises(BadInput, match="there is no column 'persn'"):
+        replace(settings, group="persn").build()
+
+
+def test_a_validation_share_leaves_the_test_set_as_it_is(tmp_path: Path, draw: Draw) -> None:
+    settings = folder(tmp_path, draw, north={"a": 20, "b": 20})
+    plain, validated = settings.build(), replace(settings, validation_fraction=0.2).build()
+    assert shades(plain, "test", "north") == shades(validated, "test", "north")
+    assert validated.validation["north"].labels.bincount().tolist() == [4, 4]
+    assert len(validated.clients["north"]) == 40 - 10 - 8
+    assert not plain.validation
+    rows = torch.cat([part["north"].index for part in (validated.clients, validated.validation, validated.tests)])
+    assert rows.sort().values.tolist() == [*range(40)]
+
+
+def test_balance_repeats_rare_classes_in_training_alone(tmp_path: Path, draw: Draw) -> None:
+    settings = folder(tmp_path, draw, north={"a": 40, "b": 8, "c": 2})
+    plain, balanced = settings.build(), replace(settings, balance=True).build()
+    # 30 or 29 of a, 6 of b, 1 or 2 of c are for training: half of a is 15 or 14, so b is doubled and c at most tenfold.
+    before, after = (task.clients["north"].labels.bincount() for task in (plain, balanced))
+    assert after.tolist() == [before[0], 2 * before[1], min(10, before[0] // 2 // before[2]) * before[2]]
+    assert shades(plain, "test", "north") == shades(balanced, "test", "north")
+    assert {*shades(plain, "train", "north")} == {*shades(balanced, "train", "north")}
+
+
+def test_a_site_that_is_held_out_changes_nothing_of_what_the_others_are_given(tmp_path: Path) -> None:
+    north, south = "x,y 1,a 2,b 3,a 4,b 5,a 6,b", "x,y 2,a 4,b 6,a 8,b 9,a 1,b"
+    (tmp_path / "two").mkdir()
+    alone = tables(tmp_path / "two", north=north, south=south).build()
+    # Its values are far away, and would move the mean and the deviation by which all sites are standardised.
+    (tmp_path / "three").mkdir()
+    three = tables(tmp_path / "three", north=north, south=south, west="x,y 900,a 950,b 970,c 990,a 999,b 980,c")
+    held_out = replace(three, hold_out=["west"]).build()
+    for site in ("north", "south"):
+        assert torch.equal(alone.clients[site].x, held_out.clients[site].x)
+        assert torch.equal(alone.clients[site].index, held_out.clients[site].index)
+    assert not torch.equal(alone.clients["north"].x, three.build().clients["north"].x)
+    assert held_out.held_out == ("west",)
+    assert "west" in held_out.tests
+
+
+def test_what_cannot_be_held_out_is_refused(tmp_path: Path) -> None:
+    settings = tables(tmp_path, north="x,y 1,a 2,b 3,a 4,b", south="x,y 1,a 2,a 3,a 4,a", west="x,y 1,a")
+    for names, words in (
+        (["east"], "the sites are north, south, west"),
+        (["north"], "all examples are of class 'a'"),
+        (["west"], "'west', which has no example"),
+        (["north", "south", "west"], "all sites"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            replace(settings, hold_out=names).build()
+
+
+def test_a_class_that_only_the_held_out_site_has_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = tables(tmp_path, north="x,y 1,a 2,b 3,a 4,b", west="x,y 1,a 2,c 3,a 4,c")
+    replace(settings, hold_out=["west"]).build()
+    assert "only west, which is held out, has class c" in caplog.text

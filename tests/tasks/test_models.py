@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from doubles import bits
 from protofed.nn.networks import Networks, Parts
-from protofed.tasks.models import MODELS, conv2, resnet10, resnet18
+from protofed.tasks.models import MODELS, cnn_norm, conv2, mlp, mlp_norm, resnet10, resnet18
 from protofed.tree import Params
 
 
@@ -65,6 +65,11 @@ CASES = [
     Case("resnet18", 64, LINEAR, 512, {"stem": "imagenet64", "projected": True}),
     # (3·9 + 1)·32 = 896; (32·9 + 1)·64 = 18 496; (64·9 + 1)·128 = 73 856; (128·16 + 1)·512 = 1 049 088.
     Case("cnn3", 32, {"features": [896, 18_496, 73_856, 1_049_088], "classifier": [5130]}, 512, {}),
+    # 3·32·9 = 864; 32·64·9 = 18 432; 64·128·9 = 73 728; 128·128·9 = 147 456, without bias; 129·10 = 1290.
+    Case(
+        *("cnn_norm", 32, {"features": [864, 64, 18_432, 128, 73_728, 256, 147_456, 256], "classifier": [1290]}),
+        *(128, {}),
+    ),
     # (64·16 + 1)·512 = 524 800.
     Case("cnn2", 32, {"features": [896, 18_496, 524_800], "classifier": [5130]}, 512, {}),
     # (3·25 + 1)·64 = 4864; (64·25 + 1)·64 = 102 464; 32 → 28 → 14 → 10 → 5 pixels, (64·25 + 1)·384 = 614 784;
@@ -92,6 +97,7 @@ TOTALS = {
     "resnet18-cifar-True": 11_173_962 - 5_130 + 262_656 + 131_328 + 2_570,
     "resnet18-imagenet64-True": 11_173_962 + 2 * 262_656,
     "cnn3": 1_147_466,
+    "cnn_norm": 242_474,
     "cnn2": 549_322,
     "conv2": 797_952,
     "conv2-28": 573_568,
@@ -151,8 +157,8 @@ def test_the_same_seed_builds_the_same_network_and_another_seed_another_one(case
 def test_statistics_of_batchnorm_are_entries_that_training_moves_and_evaluation_reads(case: Case) -> None:
     networks = Networks(case.build)
     norms = sum(isinstance(layer, nn.BatchNorm2d) for part in case.build().values() for layer in part.modules())
-    # ResNet-10: stem 1, blocks 2 + 3·3. ResNet-18: four more blocks of 2. The others have none.
-    assert norms == {"resnet10": 12, "resnet18": 20}.get(case.name, 0)
+    # ResNet-10: stem 1, blocks 2 + 3·3. ResNet-18: four more blocks of 2. cnn_norm: 4. The others have none.
+    assert norms == {"resnet10": 12, "resnet18": 20, "cnn_norm": 4}.get(case.name, 0)
     statistics = [name for name in networks.init(1) if name.endswith(("running_mean", "running_var"))]
     assert len(statistics) == 2 * norms
     assert set(networks.init(1)) == set(networks.trainable) | set(statistics)
@@ -216,6 +222,12 @@ def cnn_by_hand(x: Tensor, p: Params, layers: tuple[int, ...]) -> Tensor:
     return F.linear(x, p[f"features.{last}.weight"], p[f"features.{last}.bias"]).relu()
 
 
+def cnn_norm_by_hand(x: Tensor, p: Params) -> Tensor:
+    for k in (0, 3, 6, 9):
+        x = normed(F.conv2d(x, p[f"features.{k}.weight"], stride=2, padding=1), p, f"features.{k + 1}").relu()
+    return x.mean((2, 3))
+
+
 def lenet_by_hand(x: Tensor, p: Params) -> Tensor:
     """The shape that `conv2` and `lenet_projected` share."""
     for k in (0, 3):
@@ -230,6 +242,7 @@ BY_HAND: dict[str, Callable[[Tensor, Params], Tensor]] = {
     "resnet10": lambda x, p: resnet_by_hand(x, p, 1, [1, 2, 2, 2]),
     "resnet18-cifar": lambda x, p: resnet_by_hand(x, p, 1, [1, 1, 2, 1, 2, 1, 2, 1]),
     "resnet18-imagenet64": lambda x, p: resnet_by_hand(x, p, 2, [1, 1, 2, 1, 2, 1, 2, 1]),
+    "cnn_norm": lambda x, p: cnn_norm_by_hand(x, p),
     "cnn3": lambda x, p: cnn_by_hand(x, p, (0, 3, 6)),
     "cnn2": lambda x, p: cnn_by_hand(x, p, (0, 3)),
     "conv2": lenet_by_hand,
@@ -289,7 +302,7 @@ def test_the_encoders_of_fedseproto_take_images_of_any_size(name: str, pixels: i
 
 
 def test_channels_and_classes_are_as_asked_for() -> None:
-    for name in MODELS.keys() - {"mlp"}:
+    for name in MODELS.keys() - {"mlp", "mlp_norm"}:
         parts = MODELS[name](1, 7)
         first = next(layer for layer in parts["features"].modules() if isinstance(layer, nn.Conv2d))
         assert first.in_channels == 1, name
@@ -298,10 +311,22 @@ def test_channels_and_classes_are_as_asked_for() -> None:
 
 def test_the_registry_names_each_builder_by_its_own_name() -> None:
     assert all(builder.__name__ == name for name, builder in MODELS.items())
-    assert {case.name for case in CASES} | {"small_cnn", "mlp"} == MODELS.keys()
+    assert {case.name for case in CASES} | {"small_cnn", "mlp", "mlp_norm"} == MODELS.keys()
 
 
 def test_only_fedpc_has_a_classifier_without_bias() -> None:
     assert conv2(3, 10)["classifier"].bias is None
     without = [n for n in MODELS if n != "mlp" and MODELS[n](3, 10)["classifier"].bias is None]
     assert without == ["conv2"]
+
+
+def test_the_network_for_tables_with_normalisation_is_the_plain_one_with_batchnorm() -> None:
+    plain, normalised = mlp(5, 3)["features"], mlp_norm(5, 3)["features"]
+    assert [type(layer) for layer in normalised if not isinstance(layer, nn.BatchNorm1d)] == [type(p) for p in plain]
+    assert sum(isinstance(layer, nn.BatchNorm1d) for layer in normalised) == 1
+    assert mlp_norm(5, 3)["classifier"].out_features == 3
+
+
+@pytest.mark.parametrize("pixels", [8, 28, 64, 128])
+def test_the_network_with_normalisation_reads_images_of_any_size(pixels: int) -> None:
+    assert cnn_norm(1, 4)["features"](torch.zeros(2, 1, pixels, pixels)).shape == (2, 128)

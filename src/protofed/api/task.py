@@ -102,6 +102,10 @@ class Task:
     public: Data | None = None
     """Examples that everyone may see, for methods that need such; their labels are not used."""
     name: str = "custom"
+    validation: Mapping[ClientId, Data] = field(default_factory=dict)
+    """Examples of clients' own by which rounds are compared. They are neither trained on nor part of a test set."""
+    held_out: tuple[ClientId, ...] = ()
+    """Clients that never train and that the server knows nothing of. They are tested as new clients."""
     class_names: tuple[str, ...] = ()
     """The name of each class; none if the classes have no names."""
     preprocessing: Preprocessing | None = None
@@ -117,14 +121,25 @@ class Task:
             if not isinstance(client, str) or not client or "/" in client:
                 raise BadInput(f"task {self.name}: a client cannot be called {client!r}")
         public = {} if self.public is None else {"public": self.public}
-        kinds = {"client": self.clients, "test set": self.tests, "test set of": self.local_tests, "set": public}
+        kinds = {
+            "client": self.clients,
+            "test set": self.tests,
+            "test set of": self.local_tests,
+            "validation set of": self.validation,
+            "set": public,
+        }
         for kind, sets in kinds.items():
             for name, data in sets.items():
                 where = f"task {self.name}: {kind} {name!r}"
                 _check(data, where, self.num_classes)
                 self.transform.check(data.x, where)
-        for what, named in (("domain_of", self.domain_of), ("local_tests", self.local_tests)):
-            for client in named.keys() - self.clients.keys():
+        for what, named in (
+            ("domain_of", self.domain_of),
+            ("local_tests", self.local_tests),
+            ("validation", self.validation),
+            ("held_out", self.held_out),
+        ):
+            for client in {*named} - self.clients.keys():
                 raise BadInput(f"task {self.name}: {what} names {client!r}, who is not a client")
         if self.class_names and len(self.class_names) != self.num_classes:
             raise BadInput(f"task {self.name}: {len(self.class_names)} names for {self.num_classes} classes")
@@ -137,9 +152,10 @@ class Task:
         if not empty:
             return
         log.warning("EMPTY_CLIENT: task %s: no examples, left out: %s", self.name, ", ".join(empty))
-        for name in ("clients", "domain_of", "local_tests"):
+        for name in ("clients", "domain_of", "local_tests", "validation"):
             kept = {client: value for client, value in getattr(self, name).items() if client not in empty}
             object.__setattr__(self, name, kept)
+        object.__setattr__(self, "held_out", tuple(client for client in self.held_out if client not in empty))
 
     @cached_property
     def spec(self) -> TaskSpec:

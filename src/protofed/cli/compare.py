@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, OutDir, err, out, print_json, say
+from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, HoldOut, OutDir, err, held_out, out, print_json, say
 from protofed.cli.signals import stop_on_signal
 from protofed.errors import BadInput, RunFailed
 
@@ -28,6 +28,7 @@ def compare(
         list[str] | None,
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting in every run; may be repeated."),
     ] = None,
+    hold_out: HoldOut = None,
     out_dir: OutDir = Path("results"),
     report: Annotated[
         Path | None, typer.Option(help="The folder for the report; by default OUT/reports/COMPARISON.")
@@ -72,7 +73,7 @@ def compare(
     comparison = comparisons.load(
         comparison_file,
         is_small=scale == Scale.SMALL,
-        overrides=set_ or [],
+        overrides=[*(set_ or []), *held_out(hold_out)],
         tasks=task or [],
         methods=method or [],
     )
@@ -119,7 +120,7 @@ def _run_and_report(
     if report.exists() and not report.is_dir():
         raise BadInput(f"the report cannot go into the folder {report}, which is a file")
     from protofed.reports import comparison as reporting
-    from protofed.reports.tables import NOTES, headline_of, sheets
+    from protofed.reports.site_tables import note_of, sheets_of
     from protofed.runs.sweep import sweep
 
     outcomes, exit_code = _outcomes(comparison, out_dir, as_json, jobs, grace_period, run_all or sweep)
@@ -131,11 +132,13 @@ def _run_and_report(
         )
     else:
         for part in parts:
-            for what, sheet, _ in sheets(part.rows, part.domains, part.is_own_data)[:1]:
+            for what, sheet, _ in sheets_of(part.rows, part.domains, part.is_own_data)[: 2 if part.is_own_data else 1]:
                 title = f"{part.task}: {what}; mean ± sd of {len(comparison.seeds)} seeds"
                 out.print(sheet.rich(title, out.width))
-        for headline in dict.fromkeys(headline_of(part.rows) for part in parts):
-            out.print(NOTES[headline], highlight=False)
+        for note in dict.fromkeys(note_of(part.rows, part.is_own_data) for part in parts):
+            out.print(note, highlight=False)
+        for remark in (remark for part in parts for remark in part.remarks):
+            out.print(f"! {remark}", style="yellow", highlight=False, markup=False)
         for line in (line for part in parts for line in part.stopped):
             say(f"not done: {line}")
         say(f"{'partial ' if exit_code else ''}report {path}")

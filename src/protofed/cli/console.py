@@ -74,6 +74,14 @@ err: Console = SafeConsole(stderr=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 OutDir = Annotated[Path, typer.Option("--out", help="The folder in which run folders are created.")]
+HoldOut = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--hold-out",
+        metavar="SITE",
+        help="Your own data: train without this site and test on it (task.hold_out); may be repeated.",
+    ),
+]
 GracePeriod = Annotated[
     float,
     typer.Option(
@@ -81,6 +89,12 @@ GracePeriod = Annotated[
     ),
 ]
 GRACE_PERIOD = 30.0
+
+
+def held_out(sites: list[str] | None) -> list[str]:
+    """The override that `--hold-out` stands for."""
+    names = json.dumps(sites or [], ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML, but for this letter, is JSON
+    return [f"task.hold_out={names}"] if sites else []
 
 
 def print_json(value: Any) -> None:

@@ -28,6 +28,13 @@ def inspect(
         list[str] | None,
         typer.Option(metavar="COLUMN", help="Tables: the numbers in this column are codes; may be repeated."),
     ] = None,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN|PATTERN",
+            help="Keep the rows of a patient together: a column; for images a pattern of file names, '^(P[0-9]+)_'.",
+        ),
+    ] = None,
     skip_damaged: Annotated[bool, typer.Option("--skip-damaged", help="Images: skip damaged files.")] = False,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write an experiment that is ready to run.")
@@ -37,7 +44,7 @@ def inspect(
     """Show what a folder of sites holds, what is wrong with it and how to fix that. See docs/your-data.md."""
     from protofed.inspection import inspect as inspected
 
-    inspection = inspected(folder, label, skip_damaged, write, leave_out or (), categorical or ())
+    inspection = inspected(folder, label, skip_damaged, write, leave_out or (), categorical or (), group)
     if as_json:
         print_json(inspection.json)
     else:

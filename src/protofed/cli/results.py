@@ -2,7 +2,7 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +13,8 @@ from protofed.cli.console import out, print_json, say
 from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS
 from protofed.printable import one_line
+from protofed.reports.advice import remarks
+from protofed.reports.sites import NOTES, class_table, reported_round, site_results, site_table
 from protofed.runs.listing import flat
 from protofed.runs.results import Round, Summed, parsed, summed
 from protofed.runs.store.folder import RunFolder
@@ -22,17 +24,38 @@ def show_results(folder: RunFolder, as_json: bool) -> None:
     rounds = parsed(folder.read_rounds(), str(folder.path / "rounds.jsonl"))
     evaluated = [r for r in rounds if r.is_evaluated]
     scores = summed(rounds, "last_five") if evaluated else None
+    classes, shown = folder.read_classes(), reported_round(rounds)
     if as_json:
-        means = asdict(scores) if scores else {}
-        rows = [asdict(r) for r in rounds]
-        facts = {"folder": str(folder.path), "done": folder.is_done, "last_five": means, "rounds": rows}
-        print_json({**facts, "settings": settings_in(folder), "environment": folder.read_environment()})
+        print_json(
+            {
+                "folder": str(folder.path),
+                "done": folder.is_done,
+                "last_five": asdict(scores) if scores else {},
+                "sites": {"round": shown.round, "classes": classes, "of": _site_facts(shown, classes)} if shown else {},
+                "remarks": [remark.text for remark in remarks(rounds, classes)],
+                "rounds": [asdict(r) for r in rounds],
+                "settings": settings_in(folder),
+                "environment": folder.read_environment(),
+            }
+        )
         return
     state = "done" if folder.is_done else f"not finished: {sum(r.round > 0 for r in rounds)} rounds so far"
-    say(f"{folder.path}: {state}")
+    stopped = f"; ended early, {rounds[-1].stopped}" if rounds and rounds[-1].stopped else ""
+    say(f"{folder.path}: {state}{stopped}")
+    is_own_data = _is_own_data(folder)
+    if shown and shown.confusion and is_own_data:
+        _show_sites(shown, classes)
     if scores:
-        out.print(_rounds_table(evaluated, scores))
-        out.print(_metrics_table(scores))
+        out.print(_rounds_table(evaluated, scores, is_own_data))
+        if not is_own_data or scores.metrics.keys() & {one.id for one in METRICS if one.group == "personal"}:
+            out.print(_metrics_table(scores, evaluated[-1].judged == "own models"))
+    for remark in remarks(rounds, classes) if is_own_data else []:
+        out.print(f"\n! {remark.text}", style="yellow", markup=False, highlight=False)
+    if is_own_data and scores and _method(folder) != "local":
+        say(
+            '\nLocal training alone, for comparison: run the same file once more with name = "local" as the only line '
+            "of [method]."
+        )
     failures = sum(len(r.failures) for r in rounds)
     if failures:
         out.print(f"{failures} replies did not count; rounds.jsonl says which and why", style="yellow")
@@ -56,13 +79,45 @@ def settings_in(folder: RunFolder) -> dict[str, Any]:
     return dict(flat(tomllib.loads(folder.read_config())))
 
 
-def _rounds_table(rounds: list[Round], scores: Summed) -> Table:
+def _is_own_data(folder: RunFolder) -> bool:
+    return _section(folder, "task").get("name") == "custom"
+
+
+def _method(folder: RunFolder) -> object:
+    return _section(folder, "method").get("name")
+
+
+def _section(folder: RunFolder, name: str) -> Mapping[str, object]:
+    section = tomllib.loads(folder.read_config()).get(name, {})
+    return section if isinstance(section, dict) else {}
+
+
+def _site_facts(shown: Round, classes: Sequence[str]) -> dict[str, object]:
+    return {result.site: result.facts(classes) for result in site_results(shown)}
+
+
+def _show_sites(shown: Round, classes: Sequence[str]) -> None:
+    """What each site gets, before anything else."""
+    results, chosen = site_results(shown), "best on validation examples" if shown.validation else "the last evaluated"
+    model = "with its own model" if shown.judged == "own models" else "with the model of all"
+    out.print(site_table(results, f"What each site gets on its own test examples, {model}, %"))
+    say(f"of round {shown.round}, {chosen}")
+    if (table := class_table(results, classes)) is not None:
+        out.print(table)
+    for note in NOTES:
+        out.print(note, highlight=False, markup=False)
+    out.print()
+
+
+def _rounds_table(rounds: list[Round], scores: Summed, is_own_data: bool) -> Table:
     """About ten rounds, and the mean of the last five: what clients see at home with models of their own, or how the
-    public model does on each domain."""
+    public model does on each domain. For own data always what sites see at home."""
     uses_own, has_homes = rounds[-1].judged == "own models", "own" in rounds[-1].summary
-    at_home = uses_own and has_homes
+    at_home = (uses_own or is_own_data) and has_homes
     domains = [domain for domain in rounds[-1].domains if not at_home or len(rounds[-1].domains) > 1]
-    what = "at home, with clients' own models" if at_home else "own models" if uses_own else "public model"
+    domains = [domain for domain in domains if not (is_own_data and domain in rounds[-1].new)]
+    model = "clients' own models" if uses_own else "the public model"
+    what = f"at home, with {model}" if at_home else "own models" if uses_own else "public model"
     table = Table(title=f"accuracy, % ({what})", title_justify="left")
     for name in ("round", *domains, "own" if at_home else "average"):
         table.add_column(escape(one_line(name)), justify="right")
@@ -76,19 +131,23 @@ def _rounds_table(rounds: list[Round], scores: Summed) -> Table:
 
     for r in rounds[-1::-step][::-1]:
         loss = [] if r.loss is None else [f"{r.loss:.4g}"]
-        table.add_row(str(r.round), *cells(r.own_domains if at_home else r.domains, r.headline or 0.0), *loss)
+        mean = r.summary["own"] if at_home else r.headline or 0.0
+        table.add_row(str(r.round), *cells(r.own_domains if at_home else r.domains, mean), *loss)
     table.add_section()
     mean = scores.metrics["own" if at_home else "average"]
     table.add_row("last five", *cells(scores.own_domains if at_home else scores.domains, mean), style="bold")
     return table
 
 
-def _metrics_table(scores: Summed) -> Table:
-    """Every metric that was measured, with its meaning."""
+def _metrics_table(scores: Summed, uses_own: bool) -> Table:
+    """Every metric that was measured, with its meaning. Of models of clients' own, their mean over domains that most of
+    them have never seen comes last."""
     table = Table("metric", "last five, %", "what it is", title="metrics", title_justify="left")
-    for metric in METRICS:
+    for metric in sorted(METRICS, key=lambda metric: uses_own and metric.id == "average"):
         if metric.id in scores.metrics:
-            table.add_row(metric.id, *_percent([scores.metrics[metric.id]]), metric.note)
+            is_foreign = uses_own and metric.id == "average"
+            note = "own models on the test sets of all domains, most of them foreign" if is_foreign else metric.note
+            table.add_row(metric.id, *_percent([scores.metrics[metric.id]]), note)
     return table
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, OutDir, err, out
+from protofed.cli.console import GRACE_PERIOD, AsJson, GracePeriod, HoldOut, OutDir, err, held_out, out
 from protofed.cli.signals import stop_on_signal
 from protofed.errors import BadInput
 
@@ -18,6 +18,7 @@ def run(
         typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a setting of the file; may be repeated."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Override training.seed.")] = None,
+    hold_out: HoldOut = None,
     out_dir: OutDir = Path("results"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     run_folder: Annotated[
@@ -49,7 +50,7 @@ def run(
     from protofed.runs.runner import execute
     from protofed.runs.store.folder import RunFolder
 
-    overrides = [*(set_ or []), *([f"training.seed={seed}"] if seed is not None else [])]
+    overrides = [*(set_ or []), *held_out(hold_out), *([f"training.seed={seed}"] if seed is not None else [])]
     config = configuration.load(experiment, overrides)
     folder = RunFolder(run_folder) if run_folder else folder_of(config, out_dir)
     if resume and not run_folder and not folder.path.exists():

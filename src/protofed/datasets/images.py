@@ -25,7 +25,7 @@ from protofed.datasets.image_limits import MAX_PIXELS, check_image
 from protofed.errors import BadInput
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP")
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".dcm"})
 MAX_BYTES = 64 * 2**20
 DEEP_BITS = 16
 """The most bits that deep grey may use."""
@@ -57,14 +57,14 @@ def decoded_bytes(
     """The same for the bytes of an image file. Errors call it `where`. `bits` is for deep grey."""
     if channels not in (1, 3):
         raise BadInput(f"{where}: images have 1 or 3 channels, not {channels}")
+    return _from_image(content, where, lambda image: resized(_plain(_turned(image), bits), pixels, channels))
 
-    def array(image: Image.Image) -> NDArray[np.uint8]:
-        mode = "L" if channels == 1 else "RGB"
-        image = _plain(_turned(image), bits)
-        image = image if image.mode == mode else image.convert(mode)
-        return np.asarray(image.resize((pixels, pixels), Image.Resampling.BILINEAR))
 
-    result = _from_image(content, where, array)
+def resized(image: Image.Image, pixels: int, channels: int) -> NDArray[np.uint8]:
+    """An image of 8 bits as (C, H, W)."""
+    mode = "L" if channels == 1 else "RGB"
+    image = image if image.mode == mode else image.convert(mode)
+    result = np.asarray(image.resize((pixels, pixels), Image.Resampling.BILINEAR))
     return np.ascontiguousarray(result.reshape(pixels, pixels, channels).transpose(2, 0, 1))
 
 

@@ -21,7 +21,7 @@ from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
 from protofed.engine.sampling import round_half_up, shuffled
 from protofed.engine.state import State, Traffic
-from protofed.engine.test_sets import client_tests, is_testable, pooled_tests
+from protofed.engine.test_sets import client_tests, is_testable, pooled_tests, validation_tests
 from protofed.engine.training import Training
 from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
@@ -61,7 +61,7 @@ class Federation:
         object.__setattr__(self, "task", self.runtime.placed(self.task))
         object.__setattr__(self, "method", with_weighting(self.method, self.training.weighting))
         t = self.training
-        if t.held_out_clients >= (count := len(self.task.clients)):
+        if t.held_out_clients >= (count := len(self.task.clients) - len(self.task.held_out)):
             what = f"training.held_out_clients is {t.held_out_clients}, but the task has {count} clients"
             raise BadInput(f"{what}: one must be left to train")
         sampled = len(self.sampled(0))
@@ -158,8 +158,9 @@ class Federation:
     @cached_property
     def new_ids(self) -> tuple[ClientId, ...]:
         """Clients that are held out of the training, in canonical order."""
-        drawn = shuffled(sorted(self.task.clients), self.training.seed, "held out")
-        return tuple(sorted(drawn[: self.training.held_out_clients]))
+        named = self.task.held_out
+        drawn = shuffled(sorted({*self.task.clients} - {*named}), self.training.seed, "held out")
+        return tuple(sorted((*named, *drawn[: self.training.held_out_clients])))
 
     @cached_property
     def spec(self) -> TaskSpec:
@@ -277,6 +278,8 @@ class Federation:
 
     def test_sets(self, client: ClientId, kind: TestKind = "all") -> TestSets:
         """What a client's models are tested on."""
+        if kind == "validation":
+            return validation_tests(self.task, client)
         if kind == "none" or not self.task.tests:
             return TestSets()
         if kind == "domains":

@@ -44,6 +44,12 @@ def client_tests(task: Task, client: ClientId, seed: int, pooled: Data | None) -
     return TestSets(pooled, sizes, own_rows=rows, own=site.test, train_counts=counts)
 
 
+def validation_tests(task: Task, client: ClientId) -> TestSets:
+    """The examples by which a client's rounds are compared."""
+    counts = label_counts(task.clients[client], task.num_classes).cpu()
+    return TestSets(own=task.validation[client], train_counts=counts)
+
+
 def local_rows(task: Task, client: ClientId, seed: int) -> Tensor:
     """Rows of the pooled test sets that make a test set with the client's own label proportions, drawn from the test
     set of its domain, or from all of them.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+import numpy as np
 import torch
 
 from protofed import tree
@@ -29,6 +30,11 @@ from protofed.seeds import derive_seed
 
 Scores = Mapping[str, float]
 """Metrics by name."""
+Confusion = list[list[int]]
+"""Counts: a row for each true class, a column for each predicted one."""
+
+MAX_COUNTS = 20_000
+"""Of all confusion matrices of a round together. More are not recorded, since every round's line would hold them."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Judged:
     summary: Scores
     clients: Mapping[ClientId, Scores] = field(default_factory=dict)
     """The personal metrics of each client."""
+    confusion: Mapping[ClientId, Confusion] = field(default_factory=dict)
+    """What each client sees at home, new ones too, in a task with domains; empty if that is more than MAX_COUNTS."""
 
 
 def evaluate(
@@ -66,9 +74,9 @@ def evaluate(
     if federation.method.public(state.server) is not None:
         of_public = public_outcomes(federation, state)
     if federation.clients_use == "public model":
-        domains, everyone = _of_public_model(federation, state, of_public)
+        domains, everyone, confusion = _of_public_model(federation, state, of_public)
     else:
-        domains, everyone = _of_own_models(federation, state)
+        domains, everyone, confusion = _of_own_models(federation, state)
     at_home = {client: scores for client, scores in everyone.items() if client not in federation.new_ids}
     new = {client: scores for client, scores in everyone.items() if client in federation.new_ids}
     readings = _readings(federation, state) if global_models else {}
@@ -77,7 +85,20 @@ def evaluate(
     members = {domain: [c for c, home in federation.task.domain_of.items() if home == domain] for domain in domains}
     own_domains = {d: _means([at_home[c] for c in members[d] if c in at_home] or [domains[d]]) for d in domains}
     summary = measured("summary", RoundJudgement(domains, own_domains, _list(at_home), _list(new), public, personal))
-    return Judged(federation.clients_use, domains, own_domains, at_home, new, public, personal, summary, clients)
+    counts = {client: np.asarray(matrix).tolist() for client, matrix in confusion.items()}
+    if len(counts) * federation.task.num_classes**2 > MAX_COUNTS:
+        counts = {}
+    return Judged(
+        federation.clients_use, domains, own_domains, at_home, new, public, personal, summary, clients, counts
+    )
+
+
+def validation_scores(federation: Federation, state: State) -> dict[ClientId, Scores]:
+    """How the model that each client would use now does on the client's validation examples."""
+    ids = [client for client in federation.trusted(state) if client in federation.task.validation]
+    if not ids:
+        return {}
+    return {client: _numbers(own) for client, own in federation.evaluated(state, ids, "validation").items()}
 
 
 def public_outcomes(federation: Federation, state: State) -> dict[str, Outcomes]:
@@ -115,14 +136,16 @@ def own_scores(federation: Federation, own: Evaluation) -> dict[str, Scores]:
 
 def _of_public_model(
     federation: Federation, state: State, outcomes: Mapping[str, Outcomes]
-) -> tuple[dict[str, Scores], dict[ClientId, Scores]]:
-    """Its scores on the domains, and what each client sees of it at home."""
+) -> tuple[dict[str, Scores], dict[ClientId, Scores], dict[ClientId, Counts]]:
+    """Its scores on the domains, and what each client sees of it at home, as scores and as counts."""
     task = federation.task
     domains: dict[str, Scores] = {
         d: measured("domain", _judgement(outcomes[d], task.tests[d], task.num_classes)) for d in task.tests
     }
     if task.domain_of:
-        return domains, {c: domains[domain] for c, domain in task.domain_of.items()}
+        confusions = dict(zip(outcomes, _confusions(federation, outcomes), strict=True))
+        seen = {client: confusions[domain] for client, domain in task.domain_of.items()}
+        return domains, {c: domains[domain] for c, domain in task.domain_of.items()}, seen
     if task.local_tests:  # only the clients have these
         evaluations = federation.evaluated(state, federation.testable, "own")
     else:
@@ -130,10 +153,12 @@ def _of_public_model(
         evaluations = {
             c: evaluation_of(pooled, None, federation.test_sets(c), task.num_classes) for c in federation.testable
         }
-    return domains, {client: _numbers(own) for client, own in evaluations.items()}
+    return domains, {client: _numbers(own) for client, own in evaluations.items()}, {}
 
 
-def _of_own_models(federation: Federation, state: State) -> tuple[dict[str, Scores], dict[ClientId, Scores]]:
+def _of_own_models(
+    federation: Federation, state: State
+) -> tuple[dict[str, Scores], dict[ClientId, Scores], dict[ClientId, Counts]]:
     """The mean scores of the models that clients would use now, and what each client sees at home."""
     domain_of = federation.task.domain_of
     ids = (*federation.trusted(state), *federation.new_ids)
@@ -143,8 +168,12 @@ def _of_own_models(federation: Federation, state: State) -> tuple[dict[str, Scor
     trained = [own for client, own in by_client.items() if client not in federation.new_ids]
     domains: dict[str, Scores] = {d: _means([own[d] for own in trained]) for d in federation.task.tests}
     if domain_of:
-        return domains, {c: own[domain_of[c]] for c, own in by_client.items() if c in domain_of}
-    return domains, {client: _numbers(own) for client, own in evaluations.items()}
+        place = {domain: k for k, domain in enumerate(federation.task.tests)}
+        seen: dict[ClientId, Counts] = {
+            c: own.confusion[place[domain_of[c]]] for c, own in evaluations.items() if c in domain_of
+        }
+        return domains, {c: own[domain_of[c]] for c, own in by_client.items() if c in domain_of}, seen
+    return domains, {client: _numbers(own) for client, own in evaluations.items()}, {}
 
 
 def _confusions(federation: Federation, outcomes: Mapping[str, Outcomes]) -> list[Counts]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from protofed.datasets import sites
 from protofed.errors import BadInput, RunFailed
+from protofed.inspection.duration import seconds_of
 from protofed.inspection.findings import Finding
 from protofed.inspection.images import inspected_images
 from protofed.inspection.page import Inspection
@@ -28,21 +29,25 @@ def inspect(
     write: Path | None = None,
     leave_out: Sequence[str] = (),
     categorical: Sequence[str] = (),
+    group: str | None = None,
 ) -> Inspection:
     """Reads a folder of sites. With `write`, and if there are no errors, it also writes an experiment file.
 
     For tables, `label` names the column to be predicted, `leave_out` the columns that are not used, and `categorical`
-    the columns whose numbers are codes. `skip_damaged` leaves out images that cannot be decoded.
+    the columns whose numbers are codes. `skip_damaged` leaves out images that cannot be decoded. `group` is a
+    column, or a pattern of the names of images, that tells which examples belong together.
     """
     if write is not None:
         check_target(write)
     kind = sites.kind_of(path)
-    requested = Custom(str(path), kind, label, tuple(leave_out), tuple(categorical), skip_damaged=skip_damaged)
+    requested = Custom(
+        str(path), kind, label, tuple(leave_out), tuple(categorical), skip_damaged=skip_damaged, group=group
+    )
     inspection = inspected_images(path, requested) if kind == "images" else inspected_tables(path, requested)
     if write is None or inspection.errors:
         return inspection
     write_new(write, inspection.toml)
-    return replace(inspection, written=write)
+    return replace(inspection, written=write, seconds=seconds_of(write))
 
 
 def check_target(path: Path) -> None:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protofed.datasets import sites
-from protofed.inspection.text import listed, some
-from protofed.tasks.custom import SiteExamples, TrainTestRows, untested_classes
+from protofed.inspection.text import listed, number_of, some
+from protofed.tasks.custom import SiteExamples, SplitRows, groups_at_several_sites, untested_classes
 
 Severity = Literal["error", "warning"]
 
+UNBALANCED = 5
+"""How many times as frequent as the rarest class the most frequent one of a site may be without a warning."""
 FEW = 10
 """With fewer examples, the accuracy of a site says little."""
 
@@ -25,13 +27,14 @@ class Finding:
     advice: str = ""
 
 
-def class_findings(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows]) -> Iterator[Finding]:
+def class_findings(examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows]) -> Iterator[Finding]:
     classes = classes_of(examples)
     if not examples:
         yield Finding("error", "there is nothing left to learn from", "see the other errors and warnings")
         return
     if len(classes) == 1:
         yield Finding("error", f"all examples are of class {classes[0]!r}", "at least two classes are needed")
+    yield from _shared_groups(examples)
     if not any(len(site_rows.test) for site_rows in rows.values()):
         yield Finding("error", "no site has an example for testing", "add examples, or remove copies")
         return
@@ -40,10 +43,44 @@ def class_findings(examples: Mapping[str, SiteExamples], rows: Mapping[str, Trai
             "warning", "there is only one site", "a federation has two or more; give each its own folder or file"
         )
     yield from _variants(classes)
+    yield from _unbalanced(examples)
     yield from _scarcities(examples, rows)
     untested = untested_classes(examples, rows)
     if untested:
         yield Finding("warning", f"no site can test {some(untested)}", "no accuracy covers it; add examples")
+
+
+def is_unbalanced(examples: Mapping[str, SiteExamples]) -> bool:
+    return any(_imbalance(site_examples) is not None for site_examples in examples.values())
+
+
+def _imbalance(examples: SiteExamples) -> str | None:
+    """The most frequent and the rarest class of a site, if they differ much."""
+    ordered = Counter(examples.labels).most_common()
+    (most, many), (least, few) = ordered[0], ordered[-1]
+    return f"{many} of class {most!r}, {few} of class {least!r}" if many >= UNBALANCED * few else None
+
+
+def _unbalanced(examples: Mapping[str, SiteExamples]) -> Iterator[Finding]:
+    found = {site: _imbalance(site_examples) for site, site_examples in examples.items()}
+    lines = [f"{site}: {what}" for site, what in found.items() if what]
+    if lines:
+        yield Finding(
+            "warning",
+            f"classes that are much rarer than others:{listed(lines)}",
+            "the written file repeats their examples in training (balance); judge by the balanced accuracy",
+        )
+
+
+def _shared_groups(examples: Mapping[str, SiteExamples]) -> Iterator[Finding]:
+    shared = groups_at_several_sites(examples)
+    if shared:
+        lines = [f"{group}: {', '.join(names)}" for group, names in shared.items()]
+        yield Finding(
+            "warning",
+            f"{number_of(len(shared), 'group')} (patients) at more than one site:{listed(lines)}",
+            "they are used for training, never for testing; make sure that sites do not give the same name to others",
+        )
 
 
 def _variants(classes: Sequence[str]) -> Iterator[Finding]:
@@ -57,7 +94,7 @@ def _variants(classes: Sequence[str]) -> Iterator[Finding]:
             yield Finding("warning", what, "if they are one class, use one spelling at every site")
 
 
-def _scarcities(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows]) -> Iterator[Finding]:
+def _scarcities(examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows]) -> Iterator[Finding]:
     """Classes and sites with few examples or none."""
     classes = classes_of(examples)
     counts = {site: Counter(site_examples.labels) for site, site_examples in examples.items()}

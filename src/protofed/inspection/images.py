@@ -8,36 +8,44 @@ from pathlib import Path
 from statistics import median_low
 from typing import Literal
 
+import torch
+
 from protofed.datasets import sites
 from protofed.datasets.images import SUFFIXES
 from protofed.datasets.sites import ImageInfo, ImageSites
 from protofed.errors import BadInput
 from protofed.inspection.findings import Finding, class_findings
 from protofed.inspection.page import Inspection
+from protofed.inspection.proposal import proposed
 from protofed.inspection.text import listed, number_of, some
-from protofed.tasks.custom import Custom, SiteExamples, split_sites
+from protofed.tasks.custom import Custom, SiteExamples
 
 SIDES = (28, 32, 64, 96, 128)
+MANY = 10_000
+"""With so many images, and a GPU, a larger network is proposed."""
 GREY = frozenset({"1", "L", "I", "I;16", "I;16L", "I;16B", "I;16N", "F"})
 
 
 def inspected_images(path: Path, requested: Custom) -> Inspection:
     listing = sites.image_sites(path)
     infos, damaged = _image_infos(listing)
+    group, group_findings = _groups(requested.group, [*infos])
     examples = {
-        site: site_examples for site, site_examples in _examples(listing, infos).items() if site_examples.labels
+        site: site_examples for site, site_examples in _examples(listing, infos, group).items() if site_examples.labels
     }
     settings = _image_settings(requested, [*infos.values()])
     if requested.skip_damaged and damaged:  # the user has seen this many damaged files, so allow no more
         share = ceil(1000 * len(damaged) / listing.count) / 1000
         settings = replace(settings, max_damaged=min(0.999, max(settings.max_damaged, share)))
-    rows = split_sites(examples, settings.test_fraction, settings.seed)
+    settings, rows = proposed(settings, examples)
     findings = [
         *_damage(damaged, requested.skip_damaged),
+        *_windows(path, infos),
         *_depths(path, listing, infos),
         *_empty(listing, examples),
         *_copies(path, listing, infos),
         *_misplaced(path, listing.ignored),
+        *group_findings,
         *class_findings(examples, rows),
     ]
     if requested.label is not None:
@@ -60,11 +68,28 @@ def _image_infos(listing: ImageSites) -> tuple[dict[Path, ImageInfo], dict[Path,
     return infos, damaged
 
 
-def _examples(listing: ImageSites, infos: Mapping[Path, ImageInfo]) -> dict[str, SiteExamples]:
-    examples = {}
+def _groups(pattern: str | None, paths: Sequence[Path]) -> tuple[str | None, list[Finding]]:
+    """The pattern, if it finds a group in every name; otherwise what is wrong with it."""
+    try:
+        group_of = sites.group_finder(pattern)
+        for path in paths:
+            group_of(path)
+    except BadInput as error:
+        return None, [Finding("error", str(error), 'a pattern such as "^(P[0-9]+)_" finds P17 in P17_2.png')]
+    return pattern, []
+
+
+def _examples(
+    listing: ImageSites, infos: Mapping[Path, ImageInfo], group: str | None = None
+) -> dict[str, SiteExamples]:
+    examples, group_of = {}, sites.group_finder(group)
     for site, classes in listing.files.items():
-        rows = [(name, infos[path].digest) for name, paths in classes.items() for path in paths if path in infos]
-        examples[site] = SiteExamples(tuple(name for name, _ in rows), tuple(digest for _, digest in rows))
+        rows = [(name, path) for name, paths in classes.items() for path in paths if path in infos]
+        examples[site] = SiteExamples(
+            tuple(name for name, _ in rows),
+            tuple(infos[path].digest for _, path in rows),
+            tuple(found for _, path in rows for found in group_of(path)),
+        )
     return examples
 
 
@@ -72,7 +97,9 @@ def _image_settings(requested: Custom, images: Sequence[ImageInfo]) -> Custom:
     side = median_low([min(image.size) for image in images]) if images else SIDES[0]
     pixels = max([candidate for candidate in SIDES if candidate <= side], default=SIDES[0])
     channels: Literal[1, 3] = 1 if all(image.mode in GREY for image in images) else 3
-    model: Literal["small_cnn", "cnn3"] = "small_cnn" if pixels == 28 else "cnn3"
+    model: Literal["small_cnn", "cnn_norm", "resnet10"] = "small_cnn" if pixels == 28 else "cnn_norm"
+    if len(images) >= MANY and torch.cuda.is_available():
+        model = "resnet10"
     return replace(requested, label=None, pixels=pixels, channels=channels, model=model, bits=_most_bits(images))
 
 
@@ -105,6 +132,16 @@ def _damage(damaged: Mapping[Path, str], skip_damaged: bool) -> Iterator[Finding
         yield Finding("warning", what, "they are left out, since skip_damaged is set")
     else:
         yield Finding("error", what, "get them again, remove them, or leave them out with --skip-damaged")
+
+
+def _windows(root: Path, infos: Mapping[Path, ImageInfo]) -> Iterator[Finding]:
+    without = [str(path.relative_to(root)) for path, image in infos.items() if image.has_window is False]
+    if without:
+        yield Finding(
+            "warning",
+            f"DICOM files that do not say how their values are to be shown:{listed(without)}",
+            "the whole range of their stored bits is used, so they may look flat; export them with a window",
+        )
 
 
 def _depths(root: Path, listing: ImageSites, infos: Mapping[Path, ImageInfo]) -> Iterator[Finding]:

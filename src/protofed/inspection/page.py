@@ -13,7 +13,7 @@ from protofed.inspection.experiment import experiment
 from protofed.inspection.findings import Finding, Severity, classes_of
 from protofed.inspection.text import aligned, number_of
 from protofed.printable import one_line, printable
-from protofed.tasks.custom import Custom, SiteExamples, TrainTestRows
+from protofed.tasks.custom import Custom, SiteExamples, SplitRows
 
 MAX_COLUMNS = 12
 """In the table of sites and classes."""
@@ -29,7 +29,7 @@ class Inspection:
     """All sites of the folder."""
     examples: Mapping[str, SiteExamples]
     """The usable examples of each site that has any."""
-    rows: Mapping[str, TrainTestRows]
+    rows: Mapping[str, SplitRows]
     """The training and test rows of each site."""
     facts: tuple[str, ...]
     """Lines about images or columns."""
@@ -37,6 +37,8 @@ class Inspection:
     settings: Custom
     """Settings of the task that reads this folder."""
     written: Path | None = None
+    seconds: float | None = None
+    """How long the written file will take on this machine, about."""
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -95,18 +97,21 @@ class Inspection:
         if self.errors:
             return "No experiment was written: correct the errors, then inspect again."
         if self.written:
-            return f"Written: {self.written}\nRun it with: protofed run {shlex.quote(str(self.written))}"
+            time = "" if self.seconds is None else f"\nIt takes {about(self.seconds)} on this machine."
+            return f"Written: {self.written}\nRun it with: protofed compare {shlex.quote(str(self.written))}{time}"
         return "Ready to run: add --write FILE to get an experiment file."
 
 
-def _grid(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows]) -> str:
+def _grid(examples: Mapping[str, SiteExamples], rows: Mapping[str, SplitRows]) -> str:
     """Number of examples of each class at each site. If there are many classes, they are the lines of the table."""
     classes = classes_of(examples)
     counts = {site: Counter(site_examples.labels) for site, site_examples in examples.items()}
-    totals = ("all", "train", "test", "majority")
+    has_validation = any(len(site_rows.validation) for site_rows in rows.values())
+    totals = ("all", "train", *(["validation"] if has_validation else []), "test", "majority")
     lines = [("", *map(one_line, classes), *totals)]
     for site, count in counts.items():
-        sizes = (count.total(), len(rows[site].train), len(rows[site].test))
+        parts = (rows[site].train, *([rows[site].validation] if has_validation else []), rows[site].test)
+        sizes = (count.total(), *map(len, parts))
         lines.append(
             (one_line(site), *(str(count[name]) for name in classes), *map(str, sizes), f"{_majority(count)[1]:.0%}")
         )
@@ -115,6 +120,14 @@ def _grid(examples: Mapping[str, SiteExamples], rows: Mapping[str, TrainTestRows
     hidden = len(lines[0]) - 1 - MAX_COLUMNS
     text = aligned([line[: MAX_COLUMNS + 1] for line in lines], right=range(1, MAX_COLUMNS + 1))
     return "\n".join([*text, *([f"… and {hidden} more columns"] if hidden > 0 else [])])
+
+
+def about(seconds: float) -> str:
+    """A duration as people say it."""
+    if seconds < 90:
+        return "about a minute" if seconds > 30 else "less than a minute"
+    minutes = seconds / 60
+    return f"about {minutes:.0f} minutes" if minutes < 90 else f"about {minutes / 60:.0f} hours"
 
 
 def _majority_note(examples: Mapping[str, SiteExamples]) -> str:

@@ -14,9 +14,11 @@ from protofed.errors import BadInput
 from protofed.inspection.columns import MAX_CODES, Column, column_facts, column_of, common_columns, content_of
 from protofed.inspection.findings import Finding, class_findings
 from protofed.inspection.page import Inspection
+from protofed.inspection.proposal import proposed
 from protofed.inspection.text import MAX_NAMED, listed, number_of
-from protofed.tasks.custom import Custom, examples_of, split_sites
+from protofed.tasks.custom import Custom, examples_of
 
+LIKELY_PERSON = re.compile(r"patient|subject|person|participant|mrn", re.IGNORECASE)
 LIKELY_LABEL = re.compile(r"label|class|target|outcome|diagnos|event|status|^y$", re.IGNORECASE)
 
 
@@ -24,13 +26,19 @@ def inspected_tables(path: Path, requested: Custom) -> Inspection:
     tables, faults = sites.read_tables(path)
     findings = [Finding("error", fault) for fault in (*faults, *sites.column_faults(tables, requested.leave_out))]
     findings += _unknown_columns(tables, requested)
-    names = [name for name in common_columns(tables) if name != requested.label and name not in requested.leave_out]
+    unused = {requested.label, requested.group, *requested.leave_out}
+    names = [name for name in common_columns(tables) if name not in unused]
     columns = [column_of(tables, name, requested.categorical) for name in names]
     rows, label_findings = _labelled(tables, requested.label)
-    examples = {site: examples_of(site_rows) for site, site_rows in rows.items()}
-    settings = _table_settings(requested, columns)
-    split = split_sites(examples, settings.test_fraction, settings.seed)
-    findings += [*label_findings, *(finding for column in columns for finding in column.findings)]
+    group, group_findings = _groups({site: site_rows.table for site, site_rows in rows.items()}, requested)
+    examples = {site: examples_of(site_rows, group) for site, site_rows in rows.items()}
+    settings, split = proposed(_table_settings(requested, columns), examples)
+    findings += [
+        *_formats(tables),
+        *group_findings,
+        *label_findings,
+        *(finding for column in columns for finding in column.findings),
+    ]
     findings += [*_same_tables(tables), *_same_rows(tables), *_beside(path)]
     findings += class_findings(examples, split) if examples else []
     if tables and all(column.is_left_out for column in columns):
@@ -57,6 +65,36 @@ def _labelled(tables: Mapping[str, Table], label: str | None) -> tuple[dict[str,
     return rows, [*_unlabelled(rows)]
 
 
+def _formats(tables: Mapping[str, Table]) -> Iterator[Finding]:
+    """Files that are not written in the usual way, and how they are read."""
+    lines = [f"{table.source}: {table.form}" for table in tables.values() if table.form]
+    if lines:
+        advice = "look at the values above; if one is wrong, export the file with commas, decimal points and in UTF-8"
+        yield Finding("warning", f"tables that are read in an unusual format:{listed(lines)}", advice)
+
+
+def _groups(tables: Mapping[str, Table], requested: Custom) -> tuple[str | None, list[Finding]]:
+    """The column of groups, if it can be used; otherwise what is wrong with it, or which column could be one."""
+    if requested.group is None:
+        names = [name for name in common_columns(tables) if LIKELY_PERSON.search(name) and _repeats(tables, name)]
+        advice = "add --group COLUMN, so that no person is in training and in the test set"
+        return None, [
+            Finding("warning", f"column {name!r} may name people who have several rows", advice)
+            for name in names
+            if name != requested.label
+        ]
+    if any(requested.group not in table.columns for table in tables.values()) or requested.group == requested.label:
+        return None, []  # said by others
+    faults = sites.group_faults(tables, requested.group)
+    return None if faults else requested.group, [Finding("error", fault) for fault in faults]
+
+
+def _repeats(tables: Mapping[str, Table], name: str) -> bool:
+    """Whether a site has a value twice, but too many different ones for a category."""
+    by_site = [[cell for cell in table.column(name) if cell is not None] for table in tables.values()]
+    return any(len({*cells}) < len(cells) for cells in by_site) and any(len({*cells}) > MAX_CODES for cells in by_site)
+
+
 def _unknown_columns(tables: Mapping[str, Table], requested: Custom) -> Iterator[Finding]:
     columns = {name for table in tables.values() for name in table.columns}
     for name in (*requested.leave_out, *requested.categorical):
@@ -64,6 +102,10 @@ def _unknown_columns(tables: Mapping[str, Table], requested: Custom) -> Iterator
             yield Finding(
                 "error", f"there is no column {name!r} to leave out or to read as codes", "check its spelling"
             )
+    if requested.group is not None and tables and requested.group not in columns:
+        yield Finding("error", f"there is no column {requested.group!r} to keep rows together", "check its spelling")
+    if requested.group is not None and requested.group == requested.label:
+        yield Finding("error", f"{requested.group!r} is the label: it cannot keep rows together", "name another column")
 
 
 def _candidates(tables: Mapping[str, Table]) -> list[str]:
@@ -89,7 +131,7 @@ def _table_settings(requested: Custom, columns: Sequence[Column]) -> Custom:
     codes = [column.name for column in columns if column.is_code]
     return replace(
         requested,
-        model="mlp",
+        model="mlp_norm",
         leave_out=(*requested.leave_out, *leave_out),
         categorical=(*requested.categorical, *codes),
     )

@@ -66,6 +66,14 @@ def balanced_accuracy(confusion: Counts) -> float:
     return float((_correct(confusion)[is_present] / truth[is_present]).mean())
 
 
+def sensitivities(confusion: Counts) -> NDArray[np.float64]:
+    """(C,), the share of each class's examples that was found; NaN for a class that the test set does not have."""
+    truth = _numbers(confusion).sum(1)
+    found = np.full(len(truth), np.nan)
+    np.divide(_correct(confusion), truth, out=found, where=truth > 0)
+    return found
+
+
 def majority_rate(confusion: Counts) -> float:
     """The share of the most frequent class: the accuracy of predicting nothing else."""
     truth = _numbers(confusion).sum(1)

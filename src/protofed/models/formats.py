@@ -225,6 +225,8 @@ class Client(Written):
     examples: Annotated[int, Interval(ge=1, le=2**40)]
     domain: Text | None
     network: NetworkByName | None
+    is_held_out: bool = False
+    """Whether it never trained, and is tested as a new client."""
 
 
 class Outline(Written):
@@ -249,7 +251,12 @@ def outline_of(task: Task) -> Outline:
         inputs=inputs_of(task),
         public=0 if task.public is None else len(task.public),
         clients={
-            client: Client(examples=len(data), domain=task.domain_of.get(client), network=networks[client])
+            client: Client(
+                examples=len(data),
+                domain=task.domain_of.get(client),
+                network=networks[client],
+                is_held_out=client in task.held_out,
+            )
             for client, data in task.clients.items()
         },
         tests={domain: len(data) for domain, data in task.tests.items()},

@@ -36,6 +36,7 @@ def task_without_data(outline: Outline, find: FindNetwork, where: Path) -> Task:
         model=NetworkOfClient(networks) if any(one != first for one in others) else first,
         transform=Transform(outline.inputs.mean, outline.inputs.std),
         public=_blank(outline.inputs, outline.public) if outline.public else None,
+        held_out=tuple(client for client, facts in outline.clients.items() if facts.is_held_out),
         class_names=outline.classes,
         preprocessing=preprocessing_of(outline.inputs.files),
         has_data=False,

@@ -12,7 +12,10 @@ from protofed.methods import METHODS
 from protofed.metrics.formulas import rounds_to_target
 from protofed.metrics.registry import METRICS
 from protofed.printable import printable, printable_json
+from protofed.reports import advice
 from protofed.reports.figures import accuracy_over_rounds, standings
+from protofed.reports.site_tables import sheets_of, worse_than_local
+from protofed.reports.sites import reported_round, site_results
 from protofed.reports.tables import (
     GAIN_NOTE,
     Numbers,
@@ -24,7 +27,6 @@ from protofed.reports.tables import (
     metric,
     personal_note,
     personal_sheet,
-    sheets,
 )
 from protofed.runs.compare import Comparison
 from protofed.runs.config.config import Config
@@ -34,10 +36,14 @@ from protofed.runs.store.folder import environment
 from protofed.runs.sweep import Outcome
 from protofed.tasks import ReadsOwnFiles
 
-REFERENCE = METHODS["fedavg"]
 FEW = 8
 """Up to so many methods can be told apart as lines in one picture."""
-SUMMARIES = {"last_five": "mean of the last five evaluated rounds", "last": "last round", "best": "best round"}
+SUMMARIES = {
+    "last_five": "mean of the last five evaluated rounds",
+    "last": "last round",
+    "best": "best round",
+    "validation": "the round that is best on validation examples",
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,9 @@ class TaskReport:
     stopped: Sequence[str] = ()
     """The runs that were stopped before their end, and how far they are."""
     is_own_data: bool = False
-    """Whether the data are a user's own: then tables say how good a guess is that always names one class."""
+    """Whether the data are a user's own: then what each site gets at home comes first."""
+    remarks: Sequence[str] = ()
+    """What is wrong with how runs on a user's own data went, and what to try."""
 
 
 def reports(comparison: Comparison, outcomes: Sequence[Outcome]) -> list[TaskReport]:
@@ -108,8 +116,10 @@ def _file_name(task: str, k: int, tasks: Sequence[str]) -> str:
 
 
 def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[Outcome]]) -> TaskReport:
-    rows, rounds, failures, stopped = [], {}, list[str](), list[str]()
+    rows, rounds, failures, stopped, remarks = [], {}, list[str](), list[str](), list[str]()
     first = next(iter(comparison.runs[task].values()))[0]
+    is_own_data = isinstance(first.task, ReadsOwnFiles)
+    reference = METHODS["local" if is_own_data else "fedavg"]
     for label, outcomes in runs.items():
         configs, published = comparison.runs[task][label], comparison.published.get(task, {}).get(label)
         by_seed = list(zip(comparison.seeds, outcomes, strict=True))
@@ -117,7 +127,7 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
         seeds = [_numbers(own, seed, comparison.summary) for seed, own in shown]
         uses_own = any(r.judged == "own models" for _, own in shown for r in own)
         progress = _progress([one for one in outcomes if is_stopped(one)], configs[0].training.rounds)
-        rows.append(Row(label, seeds, uses_own, _is_reference(configs[0]), published, progress))
+        rows.append(Row(label, seeds, uses_own, type(configs[0].method) is reference, published, progress))
         if shown:
             rounds[label] = [own for _, own in shown]
         failures += [f"{label}, seed {seed}: {one.failure}" for seed, one in by_seed if one.failure]
@@ -127,14 +137,17 @@ def _task_report(comparison: Comparison, task: str, runs: Mapping[str, Sequence[
             if is_stopped(one)
         ]
     if comparison.target is not None:
-        by = comparison.metric or headline_of(rows)
+        by = comparison.metric or headline_of(rows, is_own_data)
         rows = [_with_target(row, rounds.get(row.label, ()), by, comparison.target) for row in rows]
     if comparison.is_sorted:
-        best_last = metric(headline_of(rows))
+        best_last = metric(headline_of(rows, is_own_data))
         rows.sort(key=lambda row: row.mean(best_last) if row.values(best_last) else 0.0, reverse=True)
     domains = dict.fromkeys(domain for ended in rounds.values() for r in ended[0] for domain in r.domains)
-    is_own_data = isinstance(first.task, ReadsOwnFiles)
-    return TaskReport(task, rows, list(domains), rounds, failures, stopped, is_own_data)
+    if is_own_data:
+        done = {label: [one for one in outcomes if one.is_done] for label, outcomes in runs.items()}
+        said = {label: [advice.remarks(one.rounds, one.classes) for one in ended] for label, ended in done.items()}
+        remarks += [*advice.together(said), *worse_than_local(rows)]
+    return TaskReport(task, rows, list(domains), rounds, failures, stopped, is_own_data, remarks)
 
 
 def is_stopped(outcome: Outcome) -> bool:
@@ -156,10 +169,6 @@ def _progress(stopped: Sequence[Outcome], total: int) -> str:
     )
 
 
-def _is_reference(config: Config) -> bool:
-    return type(config.method) is REFERENCE
-
-
 def _with_target(row: Row, runs: Sequence[Sequence[Round]], by: str, target: float) -> Row:
     """The row, with the rounds that each run took to reach the target."""
     reached = [rounds_to_target((r.metric(by) for r in rounds if r.round), target) for rounds in runs]
@@ -174,20 +183,21 @@ def _numbers(rounds: Sequence[Round], seed: int, summary: Summary) -> Numbers:
     """Everything that a report says of one run."""
     trained = [r for r in rounds if r.round]
     moved = [t for r in trained for t in r.traffic.values()]
-    scores = summed(rounds, summary)
+    scores, evaluated = summed(rounds, summary), reported_round(rounds)
     costs = {
         "down": fmean(t["down"] for t in moved),
         "up": fmean(t["up"] for t in moved),
         "seconds": fmean(sum(r.seconds.values()) for r in trained),
         "left_out": sum(len(r.failures) for r in rounds),
     }
-    return Numbers(seed, scores.domains, scores.own_domains, scores.metrics, costs)
+    tested = {result.site: result.num_tested for result in site_results(evaluated)} if evaluated else {}
+    return Numbers(seed, scores.domains, scores.own_domains, scores.metrics, costs, scores.at_home, scores.new, tested)
 
 
 def _draw(part: TaskReport, path: Path, by: str) -> None:
     if not part.rounds:
         return
-    metrics, headline = [by] if by else published_metrics(part.rows), headline_of(part.rows)
+    metrics, headline = [by] if by else published_metrics(part.rows), headline_of(part.rows, part.is_own_data)
     title = f"{part.task}: {'mean' if metrics else 'accuracy, mean'} and range of the seeds"
     if len(part.rounds) <= FEW:
         accuracy_over_rounds(part.rounds, path, title, headline, metrics)
@@ -202,7 +212,7 @@ def published_metrics(rows: Sequence[Row]) -> list[str]:
 
 
 def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
-    accuracies = sheets(part.rows, part.domains, part.is_own_data)
+    accuracies = sheets_of(part.rows, part.domains, part.is_own_data)
     if any("[" in cell for _, sheet, _ in accuracies for line in sheet.rows for cell in line[1:]):
         accuracies = [(title, sheet, f"{note} {GAIN_NOTE}") for title, sheet, note in accuracies]
     tables: list[tuple[str, Sheet | None, str]] = [
@@ -221,6 +231,8 @@ def _section(part: TaskReport, comparison: Comparison, picture: str) -> str:
     for title, sheet, note in tables:
         if sheet is not None:
             lines += [f"### {title}\n", sheet.markdown(), *([note.replace("\n", " ") + "\n"] if note else [])]
+    if part.remarks:
+        lines += ["### Remarks\n", *(f"- {one}" for one in part.remarks), ""]
     if part.stopped:
         lines += ["### Runs that are not done yet\n", *(f"- {one}" for one in part.stopped), ""]
     if part.failures:

@@ -16,8 +16,8 @@ from protofed.metrics.registry import METRICS, Metric
 from protofed.printable import printable
 
 Headline = Literal["own", "average"]
-"""The metric that methods are compared by: what clients see at home, if some have models of their own; otherwise the
-mean over the domains."""
+"""The metric that methods are compared by: what clients see at home, if some have models of their own or the data are a
+user's own; otherwise the mean over the domains."""
 
 NOTES = {
     "own": (
@@ -46,6 +46,12 @@ class Numbers:
     metrics: Scores = field(default_factory=dict)
     """By id."""
     costs: Scores = field(default_factory=dict)
+    sites: Mapping[str, Scores] = field(default_factory=dict)
+    """What each client sees at home."""
+    new_sites: Mapping[str, Scores] = field(default_factory=dict)
+    """The same for clients that were held out."""
+    tested: Mapping[str, int] = field(default_factory=dict)
+    """The number of test examples of each client, if that is known."""
 
 
 @dataclass(frozen=True)
@@ -147,15 +153,15 @@ def _in_a_cell(text: str) -> str:
     return printable(text).replace("|", "\\|").replace("\n", " ")
 
 
-def headline_of(rows: Sequence[Row]) -> Headline:
+def headline_of(rows: Sequence[Row], is_own_data: bool = False) -> Headline:
     ended = [row for row in rows if row.seeds]
-    uses_own = any(row.uses_own_models for row in ended) and all(row.values(metric("own")) for row in ended)
-    return "own" if uses_own else "average"
+    uses_own = is_own_data or any(row.uses_own_models for row in ended)
+    return "own" if uses_own and all(row.values(metric("own")) for row in ended) else "average"
 
 
-def sheets(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool = False) -> list[tuple[str, Sheet, str]]:
+def sheets(rows: Sequence[Row], domains: Sequence[str]) -> list[tuple[str, Sheet, str]]:
     """The tables of accuracies, the one that decides first: title, table and note."""
-    on_domains = domain_sheet(rows, domains, is_own_data)
+    on_domains = domain_sheet(rows, domains)
     if headline_of(rows) == "average":
         return [("Accuracy on each domain, %", on_domains, NOTES["average"])]
     return [
@@ -164,12 +170,10 @@ def sheets(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool = Fals
     ]
 
 
-def domain_sheet(rows: Sequence[Row], domains: Sequence[str], is_own_data: bool = False) -> Sheet:
-    """In the papers' layout: domains, their average, the gain over FedAvg; published numbers in a row below ours. For a
-    user's own data also the balanced accuracy, and what naming the most frequent class would give."""
+def domain_sheet(rows: Sequence[Row], domains: Sequence[str]) -> Sheet:
+    """In the papers' layout: domains, their average, the gain over FedAvg; published numbers in a row below ours."""
     columns = [*map(on_domain, domains), metric("average")]
-    more = ["own", "new", *(["balanced_accuracy", "majority_rate"] if is_own_data else [])]
-    shown = [name for name in more if any(row.values(metric(name)) for row in rows)]
+    shown = [name for name in ("own", "new") if any(row.values(metric(name)) for row in rows)]
     labels = {one.id: one.label for one in METRICS}
     header = ["method", *domains, "AVG", "Δ", *(labels[name] for name in shown)]
     lines = []

@@ -3,7 +3,7 @@
 title             of the report
 source            where the numbers were published
 seeds             one run for each seed
-summary           last_five, last or best
+summary           last_five, last, best, or validation: the round that is best on validation examples
 target            an accuracy in percent: the report says how many rounds it took to reach it
 metric            the metric that is drawn and that the target is of, such as public.accuracy; by default those of the
                   published columns are drawn, and the target is of what methods are compared by

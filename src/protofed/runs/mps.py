@@ -111,7 +111,8 @@ def _failure(environment: Mapping[str, str]) -> str:
         if tried.returncode == 0:
             return ""
         if tried.returncode != NOT_READY or time.monotonic() > end:
-            return (tried.stdout.strip() or tried.stderr.strip()).rpartition("\n")[2]
+            said = tried.stdout.strip() or tried.stderr.strip()
+            return said.rpartition("\n")[2] or f"a first process ended with exit code {tried.returncode}"
         time.sleep(0.5)
 
 

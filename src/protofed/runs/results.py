@@ -18,7 +18,7 @@ from protofed.data.batches import Data
 from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.errors import BadInput
-from protofed.evaluation.evaluate import Judged, Scores
+from protofed.evaluation.evaluate import Confusion, Judged, Scores
 from protofed.metrics.registry import METRICS
 from protofed.models.module import TrainedModel
 from protofed.models.taking import client_model, public_model
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from protofed.runs.config.config import Config
 
-Summary = Literal["last_five", "last", "best"]
+Summary = Literal["last_five", "last", "best", "validation"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ class Round:
     """Of clients that diverged: how often their learning rate was halved."""
     abandoned: Sequence[str] = ()
     """Why the round was begun again, each time."""
+    confusion: Mapping[ClientId, Confusion] = field(default_factory=dict)
+    """What each client sees at home, as counts: a row for each true class, a column for each predicted one."""
+    validation: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """How each client's model does on the client's validation examples, if the task has such."""
+    stopped: str = ""
+    """Why the run ended with this round, if it is not the last that was planned."""
 
     @classmethod
     def of(cls, state: State, participants: int) -> "Round":
@@ -101,6 +107,7 @@ class Round:
             personal=judged.personal,
             summary=judged.summary,
             clients=judged.clients,
+            confusion=judged.confusion,
         )
 
     @property
@@ -117,6 +124,12 @@ class Round:
         models of their own."""
         at_home = self.summary.get("own") if self.judged == "own models" else None
         return self.average if at_home is None else at_home
+
+    @property
+    def validation_score(self) -> float | None:
+        """What rounds are compared by: the balanced accuracy on validation examples, mean over clients."""
+        scores = [own["balanced_accuracy"] for own in self.validation.values()]
+        return fmean(scores) if scores else None
 
     def metric(self, id: str) -> float | None:
         """A metric of METRICS by its id, such as `average` or `personal.owned`; None if it was not measured."""
@@ -136,6 +149,10 @@ class Summed:
     own_domains: Mapping[str, Scores]
     metrics: Scores
     """By id, such as `average` or `personal.owned`."""
+    at_home: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """What each client sees at home."""
+    new: Mapping[ClientId, Scores] = field(default_factory=dict)
+    """The same for clients that were held out of the training."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -156,7 +173,8 @@ class Result:
 
     @property
     def is_complete(self) -> bool:
-        return self.state.round == self.federation.training.rounds
+        is_stopped_early = bool(self.rounds and self.rounds[-1].stopped)
+        return is_stopped_early or self.state.round == self.federation.training.rounds
 
     def module(self, client: ClientId | None = None) -> TrainedModel:
         """The model that this client would use now, or without a client the public one, as a plain `nn.Module`: from
@@ -259,7 +277,8 @@ def split_lines(text: str) -> list[str]:
 
 
 def summed(rounds: Sequence[Round], summary: Summary) -> Summed:
-    """The mean over the last five evaluated rounds, the last round, or the best by `headline`. A metric that only some
+    """The mean over the last five evaluated rounds, the last round, the best by `headline`, or the best by its score on
+    validation examples. A metric that only some
     of these rounds have is the mean over those."""
     chosen = _chosen(rounds, summary)
     values = {metric.id: [r.metric(metric.id) for r in chosen] for metric in METRICS if metric.group != "domain"}
@@ -268,12 +287,14 @@ def summed(rounds: Sequence[Round], summary: Summary) -> Summed:
         _summed_scores([r.domains for r in chosen]),
         _summed_scores([r.own_domains for r in chosen]),
         {key: fmean(column) for key, column in measured.items() if column},
+        _summed_scores([r.at_home for r in chosen]),
+        _summed_scores([r.new for r in chosen]),
     )
 
 
 def _summed_scores(rounds: Sequence[Mapping[str, Scores]]) -> dict[str, dict[str, float]]:
     return {
-        domain: {name: fmean(r[domain][name] for r in rounds if name in r[domain]) for name in scores}
+        domain: {name: fmean(r[domain][name] for r in rounds if name in r.get(domain, {})) for name in scores}
         for domain, scores in rounds[-1].items()
     }
 
@@ -289,3 +310,21 @@ def _chosen(rounds: Sequence[Round], summary: Summary) -> list[Round]:
             return evaluated[-1:]
         case "best":
             return [max(evaluated, key=lambda r: r.headline or 0.0)]
+        case "validation":
+            best = best_by_validation(evaluated)
+            if best is None:
+                raise BadInput("no round has a validation score: set validation_fraction in [task]")
+            return [best]
+
+
+def best_by_validation(rounds: Sequence[Round]) -> Round | None:
+    """The round with the highest score on validation examples, the first of equals. Test sets have no say in it."""
+    scored = [r for r in rounds if r.validation_score is not None]
+    return max(scored, key=lambda r: r.validation_score or 0.0, default=None)
+
+
+def is_stalled(rounds: Sequence[Round], patience: int) -> bool:
+    """Whether the last `patience` validated rounds brought no better one."""
+    scored = [r for r in rounds if r.validation_score is not None]
+    best = best_by_validation(scored)
+    return patience > 0 and best is not None and len(scored) - 1 - scored.index(best) >= patience

@@ -58,6 +58,7 @@ def run(
     evaluate_clients_every: int = 0,
     fine_tune: int = 0,
     global_models: bool = False,
+    patience: int = 0,
     uploads: UploadSettings = UploadSettings(),  # noqa: B008, immutable
     runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
@@ -106,7 +107,9 @@ def run(
         method=checked(chosen(METHODS, method, "method")() if isinstance(method, str) else method),
         training=checked(training),
         runtime=checked(RuntimeSettings(name=runtime) if isinstance(runtime, str) else runtime),  # type: ignore[arg-type]
-        evaluation=checked(EvaluationSettings(evaluate_every, evaluate_clients_every, fine_tune, global_models)),
+        evaluation=checked(
+            EvaluationSettings(evaluate_every, evaluate_clients_every, fine_tune, global_models, patience)
+        ),
         saving=checked(SavingSettings(on_save_error, list(keep))),
         uploads=checked(uploads),
         logging=checked(logging),

@@ -24,8 +24,9 @@ from protofed.engine.federation import Federation
 from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
 from protofed.runs.gpu_sharing import Beat
+from protofed.runs.observers import Callback, Observer
 from protofed.runs.results import Round
-from protofed.runs.runner import Observer, Silent, execute
+from protofed.runs.runner import execute
 from protofed.runs.runtime_choice import Numerics
 from protofed.runs.store.checkpoint import write_atomically
 from protofed.runs.store.folder import RunFolder
@@ -239,7 +240,7 @@ def _should_stop(stop: Event, notes: Notes) -> bool:
     return stop.is_set()
 
 
-class _Noting(Silent):
+class _Noting(Callback):
     """Notes when cycles of rounds end. A cycle holds each kind of round once: with and without evaluations."""
 
     def __init__(self, config: Config, notes: Notes, on_gpu: bool) -> None:

@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
 from protofed.engine.rehearsal import rehearse
 from protofed.engine.state import State
 from protofed.errors import BadInput, RunFailed
-from protofed.evaluation.evaluate import evaluate
+from protofed.evaluation.evaluate import Scores, evaluate, validation_scores
 from protofed.models.formats import outline_of
 from protofed.one_run import only_run
 from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
 from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.observers import Callback, LoggingSettings, Observer, observer_of
-from protofed.runs.results import Result, Round, parsed, split_lines
+from protofed.runs.results import Result, Round, best_by_validation, is_stalled, parsed, split_lines
 from protofed.runs.runtime_choice import pinned_threads
 from protofed.runs.saver import Clock, Saver
 from protofed.runs.store import checkpoint, verify
@@ -44,6 +45,8 @@ class Experiment:
     """Rounds between evaluations of every client's own model; 0: never."""
     global_models: bool = False
     """Whether evaluations also judge global models that can be made of clients' own."""
+    patience: int = 0
+    """Evaluations without a better score on validation examples after which the run ends; 0: it never does."""
     threads: int = 1
     config: str = ""
     """The resolved configuration, as written into the folder."""
@@ -125,15 +128,17 @@ class _Run:
             raise RunFailed(f"the run came to its end, but its last state was not saved: {self.unsaved}")
         if self.folder and self.lock:
             self.lock.check()
-            if state.round == self.federation.training.rounds:
+            if self._is_over(state):
                 self.folder.end()
         return Result(self.federation, state, tuple(self.rounds), folder=self.folder.path if self.folder else None)
+
+    def _is_over(self, state: State) -> bool:
+        return state.round == self.federation.training.rounds or is_stalled(self.rounds, self.experiment.patience)
 
     def _rounds(self, resume: bool, should_stop: Callable[[], bool]) -> State:
         state = self._first_state(resume)
         self.observer.begin(self.federation, state.round)
-        total = self.federation.training.rounds
-        while state.round < total and not should_stop():
+        while not self._is_over(state) and not should_stop():
             state = self._one_round(state, should_stop)
         return state
 
@@ -231,24 +236,38 @@ class _Run:
         state = federation.advance(state, evaluates=judges_clients)
         if any(failure.is_killed for failure in state.failures) and should_stop():  # guard: killed-while-stopping
             return before
-        trained = state.evaluations
+        clock.lap("aggregate", without=state.client_seconds)
+        trained, validation = state.evaluations, dict[ClientId, Scores]()
+        if is_due and not is_last:
+            tested = federation.judged(state)
+            validation = validation_scores(federation, tested)
+            scored = Round(number, participants, {}, validation=validation)
+            is_last = is_stalled([*self.rounds, scored], self.experiment.patience)
+            clock.lap("evaluate")
+        is_early = is_last and number < federation.training.rounds
         if is_last:
             advanced, state = state, federation.finish(state)
+            tested = state
             changed = [client for client in trained if state.receipts[client] != advanced.receipts[client]]
-        clock.lap("aggregate", without=state.client_seconds)
+            clock.lap("aggregate", without=state.client_seconds - advanced.client_seconds)
         clock.laps = {"train": round(state.client_seconds, 6), **clock.laps}
         result = Round.of(state, participants)
         if is_due:
             if is_last and changed:  # what clients did at the end is what they will use
                 trained = {**trained, **federation.evaluated(state, changed, "all")}
-            tested = state if is_last else federation.judged(state)
+            if is_last and not is_early:
+                validation = validation_scores(federation, tested)
             result = result.with_scores(evaluate(federation, tested, trained, self.experiment.global_models))
+            result = replace(result, validation=validation, stopped=self._why_stopped() if is_early else "")
             clock.lap("evaluate")
         result = replace(result, seconds={**clock.laps, "checkpoint": round(self.saver.seconds, 6)})
         self._add(result)
         self._save(state)
         self.observer.round(result)
         return state
+
+    def _why_stopped(self) -> str:
+        return f"no better validation score in {self.experiment.patience} evaluations"
 
     def _add(self, result: Round) -> None:
         self.rounds.append(result)
@@ -258,7 +277,9 @@ class _Run:
         if self.folder is None:
             return
         self._settle(self.saver.wait())
-        saved = Checkpoint(state, "".join(self.lines), state.round in self.experiment.keep)
+        best = best_by_validation(self.rounds)
+        is_best = best is not None and best.round == state.round
+        saved = Checkpoint(state, "".join(self.lines), state.round in self.experiment.keep, is_best)
         ready = checkpoint.prepared(saved, self.federation, self.experiment.identity)
         self._settle(self.saver.begin(partial(self._write, self.folder, ready)))
 

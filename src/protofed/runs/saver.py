@@ -58,5 +58,5 @@ class Clock:
 
     def lap(self, name: str, *, without: float = 0.0) -> None:
         now = time.perf_counter()
-        self.laps[name] = round(now - self._last - without, 6)
+        self.laps[name] = round(self.laps.get(name, 0.0) + now - self._last - without, 6)
         self._last = now

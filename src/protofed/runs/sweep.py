@@ -33,6 +33,8 @@ class Outcome:
     is_done: bool
     failure: str | None = None
     """Why the run failed, or why the finished run is not the one that was asked for."""
+    classes: tuple[str, ...] = ()
+    """The names of the classes, if they have names."""
 
 
 class Sweep(Protocol):
@@ -183,12 +185,13 @@ def outcome(config: Config, out: Path, failure: str | None) -> Outcome:
     folder = folder_of(config, out)
     try:
         rounds = parsed(folder.read_rounds(), str(folder.path / "rounds.jsonl"))
+        classes = folder.read_classes()
     except BadInput as error:  # guard: damaged-folder-costs-its-run
         return Outcome([], False, failure or str(error))
     if folder.is_done and not any(r.is_evaluated for r in rounds):
         failure = failure or f"{folder.path} holds no round that was evaluated"
     failure = failure or _mismatch(folder, config)
-    return Outcome(rounds, folder.is_done and not failure, failure)
+    return Outcome(rounds, folder.is_done and not failure, failure, classes)
 
 
 def rounds_saved(folder: RunFolder) -> int:

@@ -81,8 +81,8 @@ class Ticket:
     """The digest of what was asked for, names, types and shapes."""
 
 
-TestKind = Literal["none", "domains", "own", "all"]
-"""No test sets, those of the domains, the client's own, or both."""
+TestKind = Literal["none", "domains", "own", "all", "validation"]
+"""No test sets, those of the domains, the client's own, or both; or the client's validation examples."""
 
 NO_TICKET = Ticket("", 0, "", 0, "")
 

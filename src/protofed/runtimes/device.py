@@ -142,7 +142,7 @@ class Residence:
 
     def _moved(self, task: Task) -> Task:
         public = {} if task.public is None else {"public": task.public}
-        kinds: list[Mapping[str, Data]] = [task.clients, task.tests, task.local_tests, public]
+        kinds: list[Mapping[str, Data]] = [task.clients, task.tests, task.local_tests, task.validation, public]
         stores: dict[tuple[int, int], Data] = {}
         for data in (data for kind in kinds for data in kind.values()):
             stores.setdefault(_identity(data), data)
@@ -152,8 +152,17 @@ class Residence:
             x, y = views[_identity(data)]
             return Data(x, y, data.index.to(self.device))
 
-        clients, tests, local_tests, placed = ({name: there(data) for name, data in kind.items()} for kind in kinds)
-        return replace(task, clients=clients, tests=tests, local_tests=local_tests, public=placed.get("public"))
+        clients, tests, local_tests, validation, shared = (
+            {name: there(data) for name, data in kind.items()} for kind in kinds
+        )
+        return replace(
+            task,
+            clients=clients,
+            tests=tests,
+            local_tests=local_tests,
+            validation=validation,
+            public=shared.get("public"),
+        )
 
     def _views(self, stores: Mapping[tuple[int, int], Data]) -> dict[tuple[int, int], tuple[Tensor, Tensor]]:
         alike: dict[Any, list[tuple[int, int]]] = {}

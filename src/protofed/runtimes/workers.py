@@ -35,7 +35,7 @@ from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.worker_process import Question, Worker
 from protofed.tree import Tree
 
-STORES = ("clients", "tests", "local_tests")
+STORES = ("clients", "tests", "local_tests", "validation")
 """Where a task has examples."""
 
 

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
+from itertools import pairwise
 from typing import Literal
 
 import torch.nn.functional as F
@@ -42,6 +43,22 @@ def mlp(inputs: int, num_classes: int, width: int = 64) -> Parts:
     """One hidden layer for vectors; `width` non-negative features."""
     features = nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU())
     return {"features": features, "classifier": nn.Linear(width, num_classes)}
+
+
+def mlp_norm(inputs: int, num_classes: int, width: int = 64) -> Parts:
+    """The same with BatchNorm before the activation."""
+    features = nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU())
+    return {"features": features, "classifier": nn.Linear(width, num_classes)}
+
+
+def cnn_norm(channels: int, num_classes: int) -> Parts:
+    """Four convolutions with BatchNorm, each of which halves the image, and a global mean, for images of any size and a
+    few thousand examples; 128 non-negative features."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((channels, 32, 64, 128, 128)):
+        layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return {"features": nn.Sequential(*layers), "classifier": nn.Linear(128, num_classes)}
 
 
 def resnet10(channels: int, num_classes: int) -> Parts:
@@ -104,6 +121,8 @@ def lenet_projected(channels: int, num_classes: int, pixels: int = 32) -> Parts:
 MODELS: dict[str, Callable[..., Parts]] = {
     "small_cnn": small_cnn,
     "mlp": mlp,
+    "mlp_norm": mlp_norm,
+    "cnn_norm": cnn_norm,
     "resnet10": resnet10,
     "resnet18": resnet18,
     "cnn3": cnn3,
@@ -111,7 +130,8 @@ MODELS: dict[str, Callable[..., Parts]] = {
     "conv2": conv2,
     "lenet_projected": lenet_projected,
 }
-"""All networks by name. Arguments are the number of channels (for `mlp`, of inputs), of classes, and settings."""
+"""All networks by name. Arguments are the number of channels (of inputs for `mlp` and `mlp_norm`), of classes, and
+settings."""
 
 
 @dataclass(frozen=True)

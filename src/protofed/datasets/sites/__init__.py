@@ -8,6 +8,7 @@ Hidden files and folders are ignored. Problems with tables are collected as sent
 at once.
 """
 
+from protofed.datasets.sites.groups import group_faults, group_finder, group_problem
 from protofed.datasets.sites.image_files import ImageInfo, image_info, most_bits, read_image
 from protofed.datasets.sites.labels import (
     LabelledRows,
@@ -41,6 +42,9 @@ __all__ = [
     "SiteKind",
     "column_faults",
     "data_files",
+    "group_faults",
+    "group_finder",
+    "group_problem",
     "image_info",
     "image_sites",
     "kind_of",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.ImageFile import ImageFile
 
+from protofed.datasets.dicom import dicom_image, is_dicom
 from protofed.datasets.images import (
     DEEP_BITS,
     FORMATS,
@@ -22,6 +23,7 @@ from protofed.datasets.images import (
     contents,
     decoded_bytes,
     is_deep,
+    resized,
 )
 from protofed.errors import BadInput
 
@@ -39,17 +41,25 @@ class ImageInfo:
     """How many bits its grey values use, if they are of 16 or 32 bits."""
     is_cut: bool = False
     """Whether its colours have 16 bits each, of which the upper 8 are read."""
+    has_window: bool | None = None
+    """Of a DICOM file, whether it says how its values are to be shown."""
 
 
 def read_image(path: Path, pixels: int, channels: int, bits: int = DEEP_BITS) -> tuple[str, NDArray[np.uint8]]:
     """The SHA-256 of a file, and its image as (C, H, W). `bits` is for deep grey."""
     content = contents(path, MAX_BYTES)
+    if is_dicom(path):
+        return hashlib.sha256(content).hexdigest(), resized(dicom_image(path, content).image, pixels, channels)
     return hashlib.sha256(content).hexdigest(), decoded_bytes(content, str(path), pixels, channels, bits)
 
 
 def image_info(path: Path) -> ImageInfo:
     """Facts about an image file. Refuses a file that cannot be decoded completely."""
     content = contents(path, MAX_BYTES)
+    if is_dicom(path):
+        found = dicom_image(path, content)
+        digest = hashlib.sha256(content).hexdigest()
+        return ImageInfo(digest, found.image.size, found.image.mode, has_window=found.has_window)
     bits = bits_in_use(content, str(path))
     if bits is None:
         decoded_bytes(content, str(path), pixels=8)
@@ -65,7 +75,7 @@ def most_bits(paths: Iterable[Path]) -> int | None:
     Files that cannot be read are passed over: reading their pixels will say what is wrong with them.
     """
     found: list[int | None] = []
-    for path in paths:
+    for path in (path for path in paths if not is_dicom(path)):
         with suppress(BadInput):
             if is_deep(_mode(path)):
                 found.append(bits_in_use(contents(path, MAX_BYTES), str(path)))

@@ -157,8 +157,6 @@ def _misplaced(path: Path, root: Path, layouts: str) -> str | None:
         return f"no images at folder/site/class/image; the first image is {path}: {advice}"
     if suffix in TABLE_SUFFIXES:
         return f"{path} lies too deep; put the tables of all sites into one folder, as site.csv, and give that folder"
-    if suffix == ".dcm":
-        return f"DICOM files such as {path} are not read; export them as PNG or TIFF ({layouts})"
     return None
 
 

@@ -27,9 +27,7 @@ def read_tables(root: Path) -> tuple[dict[str, Table], list[str]]:
             check_inside(path, root)
             for other in (other for other in tables if other.casefold() == site.casefold()):
                 raise BadInput(f"{path}: site {site!r} has another table, {tables[other].source}; keep one")
-            table = read_table(path)
-            _refuse_other_separators(table)
-            tables[site] = table
+            tables[site] = read_table(path)
         except BadInput as error:
             faults.append(str(error))
     return tables, faults
@@ -108,14 +106,6 @@ def first_few(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
-
-
-def _refuse_other_separators(table: Table) -> None:
-    """Refuses a table whose only column is a whole line, which means that its separator is not the comma."""
-    [*names] = table.columns
-    for separator, plural in ((";", "semicolons"), ("\t", "tabs"), ("|", "bars")):
-        if len(names) == 1 and separator in names[0]:
-            raise BadInput(f"{table.source}: its columns seem to be separated by {plural}; export it with commas")
 
 
 def _mostly_numbers(tables: Iterable[Table], name: str) -> bool:

@@ -32,6 +32,8 @@ class Table:
     """Line or row of the file in which each row stands, for messages."""
     unit: Literal["line", "row"] = "line"
     """What `places` counts."""
+    form: str = ""
+    """How the file is written, if that is not with commas, points and UTF-8."""
 
     def __len__(self) -> int:
         return len(self.places)
@@ -60,7 +62,7 @@ class Table:
         """The rows at these positions, in this order."""
         rows = [int(row) for row in rows]
         columns = {name: tuple(cells[row] for row in rows) for name, cells in self.columns.items()}
-        return Table(columns, self.source, [self.places[row] for row in rows], self.unit)
+        return Table(columns, self.source, [self.places[row] for row in rows], self.unit, self.form)
 
     def place(self, row: int) -> str:
         """Where a row comes from, to begin a message with: `file, line 3`."""

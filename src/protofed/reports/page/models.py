@@ -87,9 +87,8 @@ def _of_group(group: RunGroup, tell: Tell) -> Facts:
 def held_by(task: Task) -> Facts:
     """Training examples of each client by class."""
     held = holdings(task)
-    names = getattr(task, "classes", None) or map(str, range(task.num_classes))
     return {
-        "classes": [str(name) for name in names],
+        "classes": list(task.classes),
         "clients": list(held.clients),
         "domains": [task.domain_of.get(client) for client in held.clients],
         "counts": held.counts.tolist(),

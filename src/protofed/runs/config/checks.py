@@ -7,13 +7,14 @@ import torch
 
 from protofed.api.method import Method, validate
 from protofed.api.task import Task
+from protofed.datasets.sites import group_problem
 from protofed.engine.test_sets import is_testable
 from protofed.engine.training import Training
 from protofed.runs.config.recording import registered_name
 from protofed.runs.config.schema import Problem
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
-from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, Custom
+from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, TABLE_NETWORKS, Custom
 from protofed.tasks.domain_shift import Hub
 from protofed.tasks.label_skew import PREPROCESSING
 from protofed.tasks.partition import LEAST, MOST
@@ -41,6 +42,10 @@ def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
 
 def check_task(evaluation: Any, task: Task) -> Iterator[Problem]:
     """What other sections need and the built task lacks."""
+    if evaluation.patience and not (task.validation and task.tests):
+        what = f"the task {task.name} has no validation examples"
+        fix = "set task.validation_fraction" if task.name == "custom" else "set it to 0"
+        yield Problem(("evaluation", "patience"), f"{what}: {fix}")
     if evaluation.clients and not task.tests:
         yield Problem(("evaluation", "clients"), f"the task {task.name} has no test sets: set it to 0")
     elif evaluation.clients:
@@ -130,7 +135,7 @@ def _check_task_settings(task: TaskSettings) -> Iterator[Problem]:
 
 
 def _check_custom(task: Custom) -> Iterator[Problem]:
-    kind, networks = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else ["mlp"]
+    kind, networks = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else [*TABLE_NETWORKS]
     if not task.path:
         yield Problem(("task", "path"), "is missing: give the folder with the sites, or see `protofed data inspect`")
     if task.kind == "tables" and task.label is None:
@@ -139,6 +144,11 @@ def _check_custom(task: Custom) -> Iterator[Problem]:
         yield Problem(
             ("task", "leave_out"), f"{task.label!r} is the label: it cannot be left out", (("task", "label"),)
         )
+    if task.test_fraction + task.validation_fraction >= 1:
+        what = f"is {task.validation_fraction}: with test_fraction = {task.test_fraction} nothing is left to train on"
+        yield Problem(("task", "validation_fraction"), what, (("task", "test_fraction"),))
+    if task.group is not None and task.kind == "images" and (why := group_problem(task.group)):
+        yield Problem(("task", "group"), f"{task.group!r} {why}", (kind,))
     if task.model is not None and task.model not in networks and ":" not in task.model:
         what = f"{task.model!r} is not for {task.kind}: use {' or '.join(networks)}"
         yield Problem(("task", "model"), what, (kind,))

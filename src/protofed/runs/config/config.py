@@ -81,6 +81,8 @@ class Config:
         hashed: dict[str, Any] = {**{key: table[key] for key in HASHED}, "numerics": self.runtime.numerics()}
         if self.evaluation.fine_tune:  # of what is tested, not of how often
             hashed["fine_tune"] = self.evaluation.fine_tune
+        if self.evaluation.patience:
+            hashed["patience"] = [self.evaluation.patience, self.evaluation.every, self.evaluation.clients]
         digest = digest_of(hashed)
         files = self.user_code + (self.task.stamp() if isinstance(self.task, ReadsOwnFiles) else "")
         return f"{digest}+{text_digest(files)}" if files else digest
@@ -114,6 +116,7 @@ class Config:
             evaluate_every=self.evaluation.every,
             evaluate_clients_every=self.evaluation.clients,
             global_models=self.evaluation.global_models,
+            patience=self.evaluation.patience,
             threads=self.runtime.threads,
             config=self.toml(),
             identity=self.identity,

@@ -52,7 +52,10 @@ def fingerprint(task: Task) -> str:
     """A digest of everything in a task except its networks, so that a run is not resumed on other data."""
     digest = hashlib.sha256(repr((task.num_classes, sorted(task.domain_of.items()), task.transform)).encode())
     public = [] if task.public is None else [("public", task.public)]
-    sets = (task.clients, task.tests, task.local_tests)
+    if task.held_out:
+        digest.update(repr(sorted(task.held_out)).encode())
+    validation = {f"validation {name}": data for name, data in task.validation.items()}
+    sets = (task.clients, task.tests, task.local_tests, validation)
     for name, data in (*(item for one in sets for item in sorted(one.items())), *public):
         for leaf in (data.x[data.index], data.labels):
             digest.update(repr((name, leaf.dtype, leaf.shape)).encode())

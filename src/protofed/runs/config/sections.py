@@ -47,6 +47,9 @@ class EvaluationSettings:
     global_models: bool = False
     """Whether global models are tested too that can be made of clients' own, of methods that have no public one (FedPC,
     FedPer, FedRep): GM of the mean of the heads, of the nearest global prototype, and of the initial head."""
+    patience: Annotated[int, Ge(0)] = 0
+    """Evaluations without a better score on validation examples after which the run ends. Rounds are compared by the
+    clients' mean balanced accuracy on examples that are neither trained on nor tested. 0: all rounds are run."""
 
 
 @dataclass(frozen=True)

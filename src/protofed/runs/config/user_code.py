@@ -63,12 +63,12 @@ def _add(one: Any, seen: dict[str, str]) -> None:
 
 
 def _add_module(module: ModuleType, seen: dict[str, str]) -> None:
-    file = Path(str(module.__file__))
-    if str(file) in seen:
+    file, name = Path(str(module.__file__)), module.__name__  # the place of a file does not count: code may move
+    if name in seen:
         return
     content = file.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    seen[str(file)] = digest
+    seen[name] = digest
     if _FIRST_SEEN.setdefault(str(file), digest) != digest:  # guard: edited-module-needs-new-process
         raise BadInput(
             f"{file} has changed since Python loaded it, and what would run is the old code: start a new process, or "

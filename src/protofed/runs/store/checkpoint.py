@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -51,6 +50,8 @@ class Checkpoint:
     """The lines of rounds.jsonl up to here."""
     is_kept: bool = False
     """Whether it stays when later ones are there."""
+    is_best: bool = False
+    """Whether its round is the best so far by validation. It stays until there is a better one."""
 
 
 def save(folder: Path, checkpoint: Checkpoint, federation: Federation, identity: str) -> Saved | None:
@@ -182,7 +183,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             disk.put(own, path.name, data)
     except OSError as error:
         raise RunFailed(
-            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {_free(path)} free); "
+            f"could not write {path}: {opening.reason(error)} ({len(data)} bytes to write, {disk.free(path)} free); "
             "checkpoints are as they were"
         ) from error
 
@@ -205,6 +206,7 @@ def _manifest(
         "run": identity,
         "round": checkpoint.state.round,
         "kept": checkpoint.is_kept,
+        "best": checkpoint.is_best,
         "networks": _networks(federation),
         "strikes": dict(checkpoint.state.strikes),
         "files": dict(digests),
@@ -255,7 +257,7 @@ def _read(
         federation.runtime.store = store = saved_store(folder, federation)
         receipts = store.restored(shards)
     state = State(manifest["round"], server, receipts, strikes=strikes)
-    return Checkpoint(state, files[ROUNDS].decode(), verify.is_kept(folder, name))
+    return Checkpoint(state, files[ROUNDS].decode(), *verify.marks(folder, name))
 
 
 def _refuse_others(path: Path, manifest: Mapping[str, Any], federation: Federation, allowed: Collection[str]) -> None:
@@ -309,7 +311,8 @@ def _tidy(folder: Path, known: Mapping[str, list[str]] | None = None) -> None:
             for name in os.listdir(own):
                 if name.startswith((".writing-", ".removing-")):
                     disk.remove(own, name)
-            older = [name for name in counted[KEPT:] if not verify.is_kept(folder, name)]  # guard: kept-rounds-stay
+            stays = verify.staying(folder, counted)
+            older = [name for name in counted[KEPT:] if name not in stays]  # guard: kept-rounds-stay
             for name in older:
                 disk.discard(own, name)
                 verify.forget(folder / name)
@@ -339,11 +342,6 @@ def _could_not_save(folder: Path, name: str, size: int, error: OSError) -> str:
     except BadInput as unreadable:
         last = str(unreadable)
     return (
-        f"could not save {folder / name}: {opening.reason(error)} ({size} bytes to write, {_free(folder)} free). "
+        f"could not save {folder / name}: {opening.reason(error)} ({size} bytes to write, {disk.free(folder)} free). "
         f"{last}; make room, then resume."
     )
-
-
-def _free(path: Path) -> int:
-    """The bytes that are free where a path is or would be."""
-    return shutil.disk_usage(next(one for one in (path, *path.absolute().parents) if one.exists())).free

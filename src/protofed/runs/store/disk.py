@@ -4,6 +4,7 @@ that `opening` gives: a name in it is written and removed there and nowhere else
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 
 from protofed.runs.store import opening
@@ -103,3 +104,8 @@ def remove(folder: int, name: str) -> None:
         os.rmdir(name, dir_fd=folder)
     elif kind is not None:
         os.unlink(name, dir_fd=folder)
+
+
+def free(path: Path) -> int:
+    """The bytes that are free where a path is or would be."""
+    return shutil.disk_usage(next(one for one in (path, *path.absolute().parents) if one.exists())).free

@@ -117,6 +117,11 @@ class RunFolder:
         text = self._text(TASK, COPY, most=formats.MAX_BYTES)
         return formats.read(Outline, text.encode(), str(self.path / TASK))
 
+    def read_classes(self) -> tuple[str, ...]:
+        """The names of the classes; none in a folder of a version that wrote none."""
+        outline = self.read_task()
+        return outline.classes if outline else ()
+
     def read_config(self) -> str:
         """The configuration, which is valid TOML; nothing if there is none."""
         text = self._text("config.toml", COPY, most=MAX_BYTES)

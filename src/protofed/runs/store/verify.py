@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,15 +151,25 @@ def is_whole(folder: Path, name: str) -> bool:
 def rounds_there(folder: Path) -> list[int]:
     """The rounds whose states can be loaded: those to be kept, and the last."""
     names = [name for name in numbered(folder) if is_whole(folder, name)]
-    return sorted(int(name) for name in names if name == names[0] or is_kept(folder, name))
+    return sorted(int(name) for name in {*names[:1], *staying(folder, names)})
 
 
-def is_kept(folder: Path, name: str) -> bool:
-    """Whether a checkpoint is to stay when later ones are there; also one of which that can no longer be known."""
+def staying(folder: Path, names: Sequence[str]) -> set[str]:
+    """Of checkpoints, the latest first: those to be kept, and the best by validation, which is the last that was the
+    best so far."""
+    found = {name: marks(folder, name) for name in names}
+    best = [name for name in names if found[name][1]][:1]
+    return {*best, *(name for name in names if found[name][0])}
+
+
+def marks(folder: Path, name: str) -> tuple[bool, bool]:
+    """Whether a checkpoint is to stay when later ones are there, and whether it was the best by validation so far. One
+    of which that can no longer be known stays."""
     try:
-        return manifest_of(folder, name).get("kept") is True
+        manifest = manifest_of(folder, name)
+        return manifest.get("kept") is True, manifest.get("best") is True
     except Damaged:
-        return True
+        return True, False
 
 
 def refuse_changed(folder: Path, shards: Collection[Shard]) -> None:

@@ -39,8 +39,8 @@ def image_task(settings: "Custom", root: Path, parts: Callable[[int], Parts]) ->
     bits = _bits(listing, settings)
     examples, inputs = _read_sites(listing.files, settings, bits)
     half = (0.5,) * settings.channels
-    rows = split_sites(examples, settings.test_fraction, settings.seed)
-    task = assemble(examples, rows, inputs, parts, Transform(half, half))
+    rows = split_sites(examples, settings.test_fraction, settings.seed, settings.validation_fraction)
+    task = assemble(examples, rows, inputs, parts, Transform(half, half), settings)
     return replace(task, preprocessing=ImageFiles(settings.pixels, settings.channels, bits))
 
 
@@ -84,6 +84,8 @@ def _read_site(
     x = np.empty((len(labelled), settings.channels, settings.pixels, settings.pixels), np.uint8)
     labels: list[str] = []
     digests: list[str] = []
+    groups: list[str] = []
+    group_of = sites.group_finder(settings.group)
     for path, label in labelled:
         try:
             digest, x[len(labels)] = sites.read_image(path, settings.pixels, settings.channels, bits)
@@ -97,7 +99,8 @@ def _read_site(
             continue
         labels.append(label)
         digests.append(digest)
-    return SiteExamples(tuple(labels), tuple(digests)), x[: len(labels)]
+        groups += group_of(path)
+    return SiteExamples(tuple(labels), tuple(digests), tuple(groups)), x[: len(labels)]
 
 
 def _check_damage(damaged: Sequence[str], count: int, settings: "Custom") -> None:

@@ -20,10 +20,12 @@ from protofed.tasks.custom.table_task import table_task
 
 IMAGE_NETWORKS: dict[str, Callable[[int, int], Parts]] = {
     "small_cnn": models.small_cnn,
+    "cnn_norm": models.cnn_norm,
     "cnn2": models.cnn2,
     "cnn3": models.cnn3,
     "resnet10": models.resnet10,
 }
+TABLE_NETWORKS: dict[str, Callable[[int, int], Parts]] = {"mlp": models.mlp, "mlp_norm": models.mlp_norm}
 ONLY_SIDE = {"small_cnn": 28}
 """Networks that accept images of one size only, and that size."""
 
@@ -55,12 +57,25 @@ class Custom:
     max_damaged: Annotated[float, Interval(ge=0, lt=1)] = 0.01
     """For images: the largest share of files that `skip_damaged` may leave out. If more are damaged, the run ends."""
     model: str | None = None
-    """The network: small_cnn, which needs images of 28 pixels, cnn2, cnn3 or resnet10 for images, mlp for tables; or
-    `module:function` for one of your own. By default cnn3 for images and mlp for tables."""
+    """The network: small_cnn, which needs images of 28 pixels, cnn_norm, cnn2, cnn3 or resnet10 for images, mlp or
+    mlp_norm for tables; or `module:function` for one of your own. small_cnn, cnn_norm, resnet10 and mlp_norm have
+    layers of normalisation. By default cnn3 for images and mlp for tables."""
     test_fraction: Annotated[float, Gt(0), Lt(1)] = 0.25
     """The share of each class at each site that is used for testing."""
     seed: Annotated[int, Ge(0)] = 0
-    """Seed of the split into training and test sets. It is not the run's seed."""
+    """Seed of the split into training, validation and test sets. It is not the run's seed."""
+    validation_fraction: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """The share of each class at each site that is neither trained on nor tested. Rounds are compared by it: see
+    `patience` in [evaluation]."""
+    group: str | None = None
+    """What keeps examples together, such as a patient: all of them are on one side of the split. For tables, a column,
+    which is not learnt from. For images, a regular expression with one pair of brackets, which finds the patient in the
+    name of a file: "^(P[0-9]+)_"."""
+    balance: bool = False
+    """Whether examples of rare classes are repeated in training, up to ten times, until a class has half as many as the
+    site's most frequent one. Tests are not changed."""
+    hold_out: Sequence[str] = ()
+    """Sites that do not train. They are tested as new ones, with the model that the others have trained."""
 
     def build(self) -> Task:
         root, network = self._root(), self._network()
@@ -92,7 +107,7 @@ class Custom:
         name = self.model or ("cnn3" if self.kind == "images" else "mlp")
         if ":" in name:
             return name
-        choices = [*IMAGE_NETWORKS] if self.kind == "images" else ["mlp"]
+        choices = [*IMAGE_NETWORKS] if self.kind == "images" else [*TABLE_NETWORKS]
         if name not in choices:
             raise BadInput(f"task custom: model {name!r} is not for {self.kind}; choose {' or '.join(choices)}")
         side = ONLY_SIDE.get(name, self.pixels)

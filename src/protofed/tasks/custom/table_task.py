@@ -17,7 +17,7 @@ from protofed.datasets.sites import LabelledRows
 from protofed.datasets.tabular import Encoder, Kind, Table, sum_of, summary_of
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
-from protofed.tasks.custom.assembly import assemble
+from protofed.tasks.custom.assembly import assemble, training_sites
 from protofed.tasks.custom.split import SiteExamples, split_sites
 
 if TYPE_CHECKING:
@@ -33,19 +33,23 @@ def table_task(settings: "Custom", root: Path, network: Callable[[int, int], Par
         raise BadInput(f'task custom: {root} contains images, not tables; set kind = "images"')
     _refuse(faults)
     labelled, kinds = _checked_tables(tables, settings)
-    examples = {site: examples_of(site_rows) for site, site_rows in labelled.items()}
-    rows = split_sites(examples, settings.test_fraction, settings.seed)
-    train_tables = {site: labelled[site].table.take(rows[site].train.tolist()) for site in labelled}
-    encoder = Encoder.fit(sum_of(summary_of(table, kinds) for table in train_tables.values()))
+    _refuse(sites.group_faults({site: site_rows.table for site, site_rows in labelled.items()}, settings.group))
+    examples = {site: examples_of(site_rows, settings.group) for site, site_rows in labelled.items()}
+    rows = split_sites(examples, settings.test_fraction, settings.seed, settings.validation_fraction)
+    train_tables = [
+        labelled[site].table.take(rows[site].train.tolist()) for site in training_sites(examples, settings.hold_out)
+    ]
+    encoder = Encoder.fit(sum_of(summary_of(table, kinds) for table in train_tables))
     inputs = {site: torch.from_numpy(encoder.encode(site_rows.table)) for site, site_rows in labelled.items()}
-    task = assemble(examples, rows, inputs, partial(network, len(encoder.features)), Transform())
+    task = assemble(examples, rows, inputs, partial(network, len(encoder.features)), Transform(), settings)
     return replace(task, preprocessing=TableRows(encoder, settings.label or ""))
 
 
-def examples_of(rows: LabelledRows) -> SiteExamples:
-    """Equal rows do not count as copies: two patients may have the same values."""
+def examples_of(rows: LabelledRows, group: str | None = None) -> SiteExamples:
+    """Equal rows do not count as copies: two patients may have the same values. `group` is a column without gaps."""
     places = tuple(rows.table.place(row) for row in range(len(rows.table)))
-    return SiteExamples(rows.labels, places)
+    cells = () if group is None else rows.table.column(group)
+    return SiteExamples(rows.labels, places, tuple(sites.normalised_code(cell) for cell in cells if cell is not None))
 
 
 def _checked_tables(tables: Mapping[str, Table], settings: "Custom") -> tuple[dict[str, LabelledRows], dict[str, Kind]]:
@@ -54,6 +58,8 @@ def _checked_tables(tables: Mapping[str, Table], settings: "Custom") -> tuple[di
         raise BadInput("task custom: label is not set; name the column to be predicted")
     if settings.label in settings.leave_out:
         raise BadInput(f"task custom: {settings.label!r} is the label and in leave_out; it cannot be both")
+    if settings.label == settings.group:
+        raise BadInput(f"task custom: {settings.label!r} is the label and the group; it cannot be both")
     _refuse(sites.column_faults(tables, settings.leave_out))
     _refuse(sites.label_faults(tables, settings.label))
     kinds, faults = sites.kinds_of(tables, _used_columns(tables, settings), settings.categorical)
@@ -73,10 +79,11 @@ def _used_columns(tables: Mapping[str, Table], settings: "Custom") -> list[str]:
     """The columns to learn from: the same at every site, in the order of the first site."""
     first = next(iter(tables.values()))
     columns = {name for table in tables.values() for name in table.columns}
-    for name in (*settings.leave_out, *settings.categorical):
+    for name in (*settings.leave_out, *settings.categorical, *([settings.group] if settings.group else [])):
         if name not in columns:
             first.column(name)
-    names = [name for name in first.columns if name != settings.label and name not in settings.leave_out]
+    unused = {settings.label, settings.group, *settings.leave_out}
+    names = [name for name in first.columns if name not in unused]
     if not names:
         raise BadInput(
             f"task custom: there is no column but the label {settings.label!r}; nothing can be learnt from it"
