@@ -1,4 +1,4 @@
-"""Writes what documents take from the methods' classes and docstrings: `make docs`. With --check it only compares.
+"""Writes what documents take from the code: `make docs`. With --check it only compares.
 
 Generated text stands between `generated: begin NAME` and `generated: end NAME`. The rest of a page is written by hand.
 A method without a page gets one.
@@ -194,7 +194,9 @@ def sentence(text: str) -> str:
 
 def stale(root: Path) -> dict[Path, str]:
     """The files that do not hold what they should, with what they should hold."""
-    wanted = {path: with_blocks(path, blocks) for path, blocks in blocks_by_file(root)}
+    import reference_docs  # which uses this module
+
+    wanted = {path: with_blocks(path, blocks) for path, blocks in blocks_by_file(root)} | reference_docs.pages(root)
     return {path: text for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text}
 
 

@@ -17,9 +17,11 @@ class Training:
     """The settings of `[training]`."""
 
     rounds: Annotated[int, Ge(1)] = 20
+    """How often clients and server exchange what they learnt."""
     epochs: Annotated[int, Ge(1)] = 5
     """Passes of a client over its data in one round."""
     batch_size: Annotated[int, Ge(1)] = 64
+    """Examples in one step of training."""
     fraction: Annotated[float, Interval(gt=0, le=1)] = 1.0
     """Share of the clients that take part in a round."""
     full_last_round: bool = False

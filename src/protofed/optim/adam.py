@@ -16,10 +16,15 @@ class Adam(DecayingRate):
     """Adam with bias correction, with the meaning of every option that torch.optim.Adam gives it."""
 
     lr: Rate = 0.001
+    """The learning rate."""
     beta1: Share = 0.9
+    """How much of the mean gradient is kept from step to step."""
     beta2: Share = 0.999
+    """How much of the mean squared gradient is kept from step to step."""
     eps: Rate = 1e-8
+    """Added to the denominator of a step."""
     weight_decay: Amount = 0.0
+    """So many times the weights are added to their gradient."""
     clip_norm: Amount = 0.0
     """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
     lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0

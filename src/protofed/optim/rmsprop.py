@@ -15,11 +15,15 @@ class RmsProp(DecayingRate):
     """RMSprop, with the meaning of every option that torch.optim.RMSprop gives it."""
 
     lr: Rate = 0.01
+    """The learning rate."""
     alpha: Share = 0.99
     """How much of the mean squared gradient is kept from step to step."""
     eps: Rate = 1e-8
+    """Added to the denominator of a step."""
     weight_decay: Amount = 0.0
+    """So many times the weights are added to their gradient."""
     momentum: Share = 0.0
+    """How much of the last step is kept in the next one."""
     centered: bool = False
     """Whether gradients are divided by their standard deviation, not by the root of their mean square."""
     clip_norm: Amount = 0.0

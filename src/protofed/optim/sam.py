@@ -22,6 +22,7 @@ class _SharpnessAware(ABC):
     """The gradient is taken at the worst place near the weights, then applied at the weights by a plain optimiser."""
 
     base: Plain = Sgd()  # noqa: RUF009 (it is frozen, so it can be shared)
+    """The optimiser that takes the step."""
 
     @abstractmethod
     def climbed(self, gradient: Gradient, params: Params) -> Params:

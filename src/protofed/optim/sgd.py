@@ -28,9 +28,13 @@ class Sgd(DecayingRate):
     """Stochastic gradient descent, with the meaning of every option that torch.optim.SGD gives it."""
 
     lr: Rate = 0.01
+    """The learning rate."""
     momentum: Share = 0.0
+    """How much of the last step is kept in the next one."""
     weight_decay: Amount = 0.0
+    """So many times the weights are added to their gradient."""
     nesterov: bool = False
+    """Whether the step looks ahead, as Nesterov's momentum does."""
     clip_norm: Amount = 0.0
     """The gradient is scaled down to this norm, over all parameters together; 0 leaves it alone."""
     lr_decay: Annotated[float, Interval(gt=0, le=1)] = 1.0

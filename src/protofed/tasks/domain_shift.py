@@ -46,6 +46,7 @@ class _DomainShift:
     fraction: Fraction
     """The share of its domain's training images that a client has."""
     model: ImageModel = "resnet10"
+    """The network."""
     other_model: ImageModel | Literal[""] = ""
     """Another network for every second client, for methods that allow it. Empty: none."""
     pixels: Pixels = 32

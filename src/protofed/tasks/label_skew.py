@@ -55,6 +55,7 @@ PREPROCESSING: dict[str, dict[str, Transform]] = {
 @dataclass(frozen=True)
 class _LabelSkew:
     num_clients: Count = 100
+    """How many clients there are."""
     partition: Literal["dirichlet", "shards"] = "dirichlet"
     """`dirichlet`: each class is divided by a Dirichlet draw. `shards`: images sorted by label are cut into shards."""
     concentration: Positive = 0.3
@@ -70,6 +71,7 @@ class _LabelSkew:
     preprocessing: Literal["fedpc", "pfedcspc"] = "fedpc"
     """The paper whose code images are augmented and normalised as in."""
     model: ImageModel = "conv2"
+    """The network."""
     pixels: Pixels = 32
     """The side to which images are resized."""
     seed: Number = 0
@@ -155,11 +157,13 @@ class _AsPFedCSPC(_LabelSkew):
     """Label skew with the defaults of pFedCSPC."""
 
     num_clients: Count = 10
+    """How many clients there are."""
     concentration: Positive = 0.5
     """β of the Dirichlet draw. Lower values give more skew."""
     local_tests: Literal["kept", "proportional", "drawn"] = "proportional"
     """A client's own test set; see the other tasks with skewed labels."""
     model: ImageModel = "resnet18_projected"
+    """The network."""
     preprocessing: Literal["fedpc", "pfedcspc"] = "pfedcspc"
     """The paper whose code images are augmented and normalised as in."""
 

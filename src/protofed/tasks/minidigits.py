@@ -57,6 +57,7 @@ class MinidigitsSkewed:
     """The digits of minidigits with all domains mixed, among clients with different classes: label skew."""
 
     num_clients: Annotated[int, Ge(1)] = 20
+    """How many clients there are."""
     concentration: Positive = 0.3
     """β of the Dirichlet distribution that divides each class among the clients. Lower values give more skew."""
     seed: Annotated[int, Ge(0)] = 0
