@@ -7,6 +7,7 @@ methods, which the repository draws with mermaid, become HTML: mermaid would be 
 import posixpath
 import re
 from html import escape
+from pathlib import Path
 from typing import Any
 
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
@@ -14,6 +15,14 @@ LINK = re.compile(r"(?<!!)\[(?P<text>(?:`[^`]*`|[^\]`])*)\]\((?P<target>[^)\s]+)
 MARK = re.compile(r"^<!-- generated: .* -->$", re.MULTILINE)
 FIGURE = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BOX = re.compile(r'(?P<name>\w+)(?:\["|\[\(")(?P<text>[^"]*)(?:"\]|"\)\])')
+
+
+def on_config(config: Any) -> Any:
+    """Every method's page is in the navigation, without a list to add it to."""
+    [methods] = [section["Methods"] for section in config.nav if "Methods" in section]
+    pages = sorted(path.name for path in Path(config.docs_dir, "methods").glob("*.md"))
+    methods += [f"methods/{name}" for name in pages if name != "README.md"]
+    return config
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
@@ -53,7 +62,7 @@ def figure(mermaid: str) -> str:
         raise ValueError("a figure must be that of a method's page: server, message, step, upload and memory")
     cell = {name: escape(text.partition(": ")[2] or text) for name, text in boxes.items()}
     return (
-        '<div class="round" markdown="0">\n'
+        '<div class="round">\n'
         f'<div class="side"><b>Server</b><p>{cell["server"]}</p></div>\n'
         f'<div class="ways"><p><b>message →</b> {cell["message"]}</p><p><b>← upload</b> {cell["upload"]}</p></div>\n'
         f'<div class="side"><b>Client</b><p>{cell["step"]}</p><p><b>keeps</b> {cell["memory"]}</p></div>\n'
