@@ -3,19 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PACKAGE := $(VENV)/.package
+PIP := $(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: install demo quick test test-all coverage golden check format lint types clean
 
-$(READY): pyproject.toml constraints.txt
+# The package, with what it needs to run.
+$(PACKAGE): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "protofed needs Python 3.11 or newer (set PYTHON=...)")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) torch
+	$(PIP) -e .
+	touch $@
+
+# And the developers' tools.
+$(READY): $(PACKAGE)
+	$(PIP) -e '.[dev]'
 	touch $@
 
 install: $(READY)
 
-demo: $(READY)
+demo: $(PACKAGE)
 	$(BIN)/protofed demo
 
 # For editing: five methods instead of all, and the small unit tests (tests/conftest.py says which).
@@ -50,10 +58,16 @@ types: $(READY)
 
 check: lint types test
 
-# Writes what the documents take from the methods' classes.
-.PHONY: docs
+# Writes what the documents take from the code.
+.PHONY: docs site
 docs: $(READY)
 	$(BIN)/python tools/method_docs.py
 
+# The documentation as a site, in site/. Warnings, such as of a link that leads nowhere, are errors. Search needs a
+# server: python -m http.server -d site
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'site: open site/index.html'
+
 clean:
-	rm -rf $(VENV) build dist htmlcov .coverage .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site htmlcov .coverage .mypy_cache .pytest_cache .ruff_cache

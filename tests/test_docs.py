@@ -17,6 +17,7 @@ from PIL import Image
 
 import method_docs
 import protofed
+import reference_docs
 from methods.conformance import CHECKS
 from protofed.api.describe import text_of
 from protofed.inspection import inspect
@@ -89,13 +90,13 @@ def test_a_page_has_one_figure_and_it_shows_both_ways_and_the_memory(name: str) 
 
 def test_what_is_generated_is_up_to_date() -> None:
     names = [str(path.relative_to(ROOT)) for path in method_docs.stale(ROOT)]
-    assert not names, f"run `{method_docs.COMMAND}`: {', '.join(names)} are not what the methods' classes say"
+    assert not names, f"run `{method_docs.COMMAND}`: {', '.join(names)} are not what the code says"
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """The files with generated text, in a folder where they may be changed."""
-    for path, _ in method_docs.blocks_by_file(ROOT):
+    for path in [*(path for path, _ in method_docs.blocks_by_file(ROOT)), *reference_docs.pages(ROOT)]:
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, target)
@@ -112,6 +113,8 @@ def copy(tmp_path: Path) -> Path:
         ("docs/methods/README.md", "[fpl](fpl.md)"),
         ("README.md", "(docs/methods/fpl.md)"),
         ("src/protofed/__init__.py", '"FPL",'),
+        ("docs/reference/commands.md", "`--hold-out SITE`"),
+        ("docs/reference/configuration.md", "number > 0, ≤ 1"),
     ],
 )
 def test_a_change_of_what_is_generated_is_seen_and_undone(copy: Path, file: str, word: str) -> None:

@@ -36,7 +36,7 @@ FILLED = {
     "saving": SavingSettings,
     "logging": LoggingSettings,
 }
-"""The dataclasses of the sections that have no name of their own; [task] and [method] have as many as there are names."""
+"""The dataclasses of the sections other than [task] and [method], which have one for every name."""
 
 
 def pages(root: Path) -> dict[Path, str]:
