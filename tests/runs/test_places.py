@@ -85,8 +85,8 @@ def test_gpus_have_names_that_mean_the_same_everywhere(
 class FakeProcess(RunProcess):
     """Starts no process. A test ends its runs."""
 
-    def __init__(self, stop: Any, code_folders: list[str], environment: Mapping[str, str]) -> None:
-        super().__init__(stop, code_folders, environment)
+    def __init__(self, stop: Any, messages: Any, code_folders: list[str], environment: Mapping[str, str]) -> None:
+        super().__init__(stop, messages, code_folders, environment)
         self.environment = environment
 
     def begin(self, config: Config, out: Path, on_gpu: bool) -> None:
@@ -101,7 +101,7 @@ def test_a_sweep_gives_each_gpu_its_share(
     monkeypatch.setattr(sweeps, "RunProcess", FakeProcess)
     configs = {one.identity: one for one in (run("cuda", seed) for seed in range(6))}
     where = places([*configs.values()], jobs)
-    runs = _Runs(configs, tmp_path, where, jobs, [])
+    runs = _Runs(configs, tmp_path, where, jobs, [], CONTEXT.Queue())
     assert runs.begin()
     assert [len(place.busy) for place in where] == shares
     ended = where[0].busy[0]
@@ -116,7 +116,7 @@ def test_a_sweep_gives_each_gpu_its_share(
 def place_with(notes: list[tuple[Beat, tuple[int, int]]]) -> Place:
     place = Place("the GPU", 8, sharing=Sharing(8), device=0)
     for number, (beat, memory) in enumerate(notes):
-        process = RunProcess(CONTEXT.Event(), [], {})
+        process = RunProcess(CONTEXT.Event(), CONTEXT.Queue(), [], {})
         process.identity, process.began = str(number), number
         process.notes.add(beat, memory)
         place.processes.insert(0, process)

@@ -124,7 +124,7 @@ def test_a_process_that_dies_is_named_by_how_it_died(way: str, said: str, tmp_pa
 
 def ended_with(error: Exception) -> RunProcess:
     """A process whose run ended so. It was never started."""
-    process = RunProcess(CONTEXT.Event(), [], {})
+    process = RunProcess(CONTEXT.Event(), CONTEXT.Queue(), [], {})
     process.answer.set_exception(error)
     return process
 
