@@ -66,7 +66,7 @@ docs: $(READY)
 # The documentation as a site, in site/. Warnings, such as of a link that leads nowhere, are errors. Search needs a
 # server: python -m http.server -d site
 site: $(READY)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo 'site: open site/index.html'
 
 clean:

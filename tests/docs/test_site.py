@@ -23,7 +23,7 @@ FETCHED = re.compile(
 
 
 def build(target: Path, config: Path = ROOT / "mkdocs.yml") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config), "-d", str(target)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(target)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
