@@ -37,9 +37,18 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert {path.with_name(path.name.replace("README", "index")).with_suffix(".html") for path in written} <= made
     fetching = [path.name for path in pages if FETCHED.search(path.read_text(encoding="utf-8"))]
     assert fetching == []
-    assert not [path.name for path in pages if 'class="mermaid"' in path.read_text(encoding="utf-8")]
+    assert not [path.name for path in pages if "flowchart LR" in path.read_text(encoding="utf-8")]
     page = (tmp_path / "reference/python.html").read_text(encoding="utf-8")
     assert 'id="protofed.Result.metrics"' in page or 'id="protofed.runs.results.Result.metrics"' in page
+
+
+def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# A page\n\n[b](b.md)\n", encoding="utf-8")
+    (tmp_path / "mkdocs.yml").write_text("site_name: a\nplugins: []\n", encoding="utf-8")
+    done = build(tmp_path / "site", tmp_path / "mkdocs.yml")
+    assert done.returncode != 0
+    assert "'b.md'" in done.stderr
 
 
 @pytest.mark.parametrize(
