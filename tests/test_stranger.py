@@ -26,20 +26,8 @@ ROOT = Path(__file__).parent.parent
 DATA = os.environ.get("PROTOFED_DATA", "")
 IMAGES_OF_A_CLASS = 12
 COLUMNS = [
-    "age",
-    "sex",
-    "cp",
-    "trestbps",
-    "chol",
-    "fbs",
-    "restecg",
-    "thalach",
-    "exang",
-    "oldpeak",
-    "slope",
-    "ca",
-    "thal",
-    "num",
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
+    *("thalach", "exang", "oldpeak", "slope", "ca", "thal", "num"),
 ]
 COMMAND = "from protofed.cli.start import main; main()"
 
