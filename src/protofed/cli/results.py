@@ -15,7 +15,7 @@ from protofed.metrics.registry import METRICS
 from protofed.printable import one_line
 from protofed.reports.advice import remarks
 from protofed.reports.sites import NOTES, class_table, reported_round, site_results, site_table
-from protofed.runs.listing import flat
+from protofed.runs.config.config_diff import flat
 from protofed.runs.results import Round, Summed, parsed, summed
 from protofed.runs.store.folder import RunFolder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from protofed.errors import BadInput
+from protofed.runs.config.config_diff import flat
 from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.results import Round, parsed, summed
 from protofed.runs.store import opening
@@ -144,12 +145,3 @@ def _is_alive(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
-
-
-def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting by its whole name."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

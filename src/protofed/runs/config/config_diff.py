@@ -19,7 +19,7 @@ HARMLESS = (
 
 def refuse_changes(then: str, now: str, allowed: Collection[str], where: str) -> bool:
     """Whether two configurations (TOML) differ in what matters. Raises BadInput if a difference is not allowed."""
-    before, after = dict(_flat(tomllib.loads(then))), dict(_flat(tomllib.loads(now)))
+    before, after = dict(flat(tomllib.loads(then))), dict(flat(tomllib.loads(now)))
     changed = [k for k in {**before, **after} if before.get(k) != after.get(k) and k not in HARMLESS]
     refused = [key for key in changed if not _is_allowed(key, allowed)]
     if refused:  # guard: other-settings
@@ -57,9 +57,10 @@ def _is_allowed(key: str, allowed: Collection[str]) -> bool:
     return any(key == one or key.startswith(f"{one}.") for one in allowed)  # guard: section-not-prefix
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its whole name."""
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
