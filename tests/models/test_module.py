@@ -94,7 +94,10 @@ LARGE = {"resnet10", "resnet18", "cnn3", "conv2"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) if one in LARGE else one for one in MODELS])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # a layer asks for the size of images, which is fixed
 def test_graphs_of_every_network_give_the_same_answers(name: str) -> None:
+    """The exporters refuse a graph that differs by more than 1e-4; TorchScript is compared here."""
     pytest.importorskip("onnxruntime")
     shape = shape_of(name)
     torch.manual_seed(0)
@@ -103,6 +106,10 @@ def test_graphs_of_every_network_give_the_same_answers(name: str) -> None:
     model = TrainedModel(FedAvg(), parts, Context({}, {}), **spec)
     assert graphs.torch_graph(model)
     assert graphs.onnx_graph(model)
+    x = graphs.samples(model, 3)
+    with torch.no_grad():
+        traced = torch.jit.trace(model, (graphs.samples(model, 2, seed=1),), check_trace=False)
+        assert torch.allclose(traced(x), model(x), atol=1e-4)
 
 
 def test_a_graph_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
