@@ -44,7 +44,7 @@ class Buffers:
             self.counter = torch.zeros(self.size, dtype=torch.int64)  # steps taken, by client
             self.carry, self.carry_like = self._buffers(first.carry, interleaved)
             self._kept: list[Tensor] = []
-            """What clients carried that were done before others: those from number `_first_kept` on."""
+            """The final carry of clients that finished before others: of client `_first_kept` and all behind it."""
             self._first_kept = self.size
             self.outputs = [
                 torch.zeros((*shape, *leaf.shape[1:]), dtype=leaf.dtype) for leaf in leaves_of(first.example)

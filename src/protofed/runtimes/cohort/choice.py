@@ -77,5 +77,6 @@ class Choice:
 
 
 def _is_long(loop: Loop, on_streams: float) -> bool:
-    """Of other work than training, clients may share a part, which is done once if they are stacked."""
+    """Whether a step is bound by arithmetic, so that stacking cannot make it faster. Work that does not train is always
+    tried both ways: clients may share a part of it, which a stack computes once."""
     return isinstance(loop.body, FitBody) and on_streams > LONG_STEP and loop.step_bytes > SMALL_STEP

@@ -232,7 +232,7 @@ def _no_collection() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Phase:
-    """Steps of the same clients, in front of which all others are done."""
+    """Consecutive steps that the same clients take."""
 
     width: int
     """How many clients take these steps."""
