@@ -86,6 +86,8 @@ def norms(tensors: Iterable[Tensor], order: float = 2) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     sizes = _largest(floats) if order == torch.inf else torch._foreach_norm(floats, order)
     kinds = dict.fromkeys(size.dtype for size in sizes)
+    if len(kinds) == 1:
+        return torch.stack(list(sizes)).double()
     return torch.cat([torch.stack([size for size in sizes if size.dtype == kind]).double() for kind in kinds])
 
 

@@ -46,10 +46,12 @@ class Unfit:
 def unfit(leaf: Any) -> str:
     """Why a leaf cannot be sent or kept; empty for an ordinary tensor that has all its values. Its type is asked for
     first: any other question to a subclass of Tensor runs code of whoever made it."""
-    if isinstance(leaf, Unfit):
-        return leaf.why
-    if type(leaf) is not Tensor and type(leaf) is not nn.Parameter:  # guard: no-tensor-subclasses
-        return f"is {type(leaf).__name__}, not a tensor"
+    kind = type(leaf)
+    if kind is Unfit:
+        why: str = leaf.why
+        return why
+    if kind is not Tensor and kind is not nn.Parameter:  # guard: no-tensor-subclasses
+        return f"is {kind.__name__}, not a tensor"
     if leaf.is_nested or leaf.layout != torch.strided or leaf.is_meta or leaf.is_neg():  # guard: dense-tensors-only
         return "is not a dense tensor"
     if leaf.dtype not in KINDS:  # guard: types-that-can-be-saved

@@ -1101,7 +1101,7 @@ GUARDS = (
         id="no-tensor-subclasses",
         what="a subclass of Tensor is not asked anything",
         tests="tests/faults/test_hostile_clients.py -k 'subclass and upload and sequential'",
-        swap=("type(leaf) is not Tensor and type(leaf) is not nn.Parameter", "not isinstance(leaf, Tensor)"),
+        swap=("kind is not Tensor and kind is not nn.Parameter", "not isinstance(leaf, Tensor)"),
     ),
     Guard(
         id="dense-tensors-only",

@@ -82,8 +82,9 @@ def training_plan(data: Data, size: int, epochs: int, transform: Transform, gene
     """`epochs` shuffled passes over the data in batches of `size` examples."""
     n, size = len(data), rows_of_batch(len(data), size)
     steps, source = ceil(n / size), sources(n, size)
-    order = torch.stack([torch.randperm(n, generator=generator)[source] for _ in range(epochs)])
-    weight = (torch.arange(steps * size) < n).float().view(steps, size).repeat(epochs, 1)
+    order = torch.stack([torch.randperm(n, generator=generator) for _ in range(epochs)]).index_select(1, source)
+    weight = (torch.arange(steps * size) < n).float().view(steps, size)
+    weight = weight if epochs == 1 else weight.repeat(epochs, 1)
     last = torch.arange(epochs * steps) >= (epochs - 1) * steps
     draws = transform.draw(generator, epochs * steps, size).copied(source)  # guard: copies-varied-alike
     number = torch.randint(2**62, (epochs * steps,), generator=generator)
@@ -121,4 +122,11 @@ def evaluation_plan(data: Data, size: int = EVALUATION_BATCH) -> Plan:
 def batch_at(data: Data, plan: Plan, step: int, transform: Transform) -> Batch:
     index = plan.index[step]
     x = transform.varied(data.inputs(index), plan.draws.at(step))
-    return Batch(x, data.y[index], plan.weight[step], index, plan.is_last_epoch[step], plan.number[step])
+    return Batch(
+        x,
+        data.y.index_select(0, index.to(data.y.device)),
+        plan.weight[step],
+        index,
+        plan.is_last_epoch[step],
+        plan.number[step],
+    )

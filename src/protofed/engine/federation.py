@@ -64,7 +64,6 @@ class Federation:
         if t.held_out_clients >= (count := len(self.task.clients) - len(self.task.held_out)):
             what = f"training.held_out_clients is {t.held_out_clients}, but the task has {count} clients"
             raise BadInput(f"{what}: one must be left to train")
-        sampled = len(self.sampled(0))
         problems = [
             f"{key}: {why}" for key, why in validate(unwrapped(self.method), t.optimizer, t.batch_size, self.spec)
         ]
@@ -74,7 +73,7 @@ class Federation:
             )
         if t.schedule != ConstantRate() and rate_of(t.optimizer) is None:
             problems.append(f"training.schedule: {t.optimizer!r} has no learning rate to be changed")
-        if t.minimum_replies > sampled:
+        if t.minimum_replies > (sampled := len(self.sampled(0))):
             problems.append(
                 f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
             )
@@ -226,7 +225,9 @@ class Federation:
             self._networks[client] = next(equal, new)
         return self._networks[client]
 
-    def client_context(self, client: ClientId, round: int, phase: str = "round", run: int = 1) -> ClientContext:
+    def client_context(
+        self, client: ClientId, round: int, phase: str = "round", run: int = 1, tests: TestSets | None = None
+    ) -> ClientContext:
         """What a client's step works with; its place in the run of the federation decides its draws."""
         t, in_round = self.training, phase == "round"
         return ClientContext(
@@ -244,6 +245,7 @@ class Federation:
             seed=t.seed,
             step_seed=derive_seed(t.seed, "step", client, round, phase, run),
             public=self.task.public,
+            tests=tests or TestSets(),
             fine_tune=self.fine_tune,
         )
 
@@ -310,11 +312,10 @@ class Federation:
         named. A client whose evaluation fails is left out, with a warning; one whose process was killed is asked again:
         nothing else would name it, and its state has not changed."""
         self.task.refuse_without_data()
-        order = self.trusted(state) if ids is None else tuple(ids)
+        order = wanted = self.trusted(state) if ids is None else tuple(ids)
         like = evaluation_spec(self.test_sets(order[0], tests), self.task.num_classes)
         message_for = partial(self.method.message_for, state.server)
         found: dict[ClientId, Evaluation] = {}
-        wanted = order
         for attempt in range(self.training.attempts):
             clients = RoundClients(self, state, wanted, "evaluate")
             with only_run(), self.runtime.open(self):

@@ -98,12 +98,13 @@ class RoundClients:
         trains = self._phase == "round" and step == federation.method.train
         evaluates = self._evaluates and trains
         sent = federation.uploads.spec(like)
+        upload_bytes = wire.num_bytes(sent)
         if evaluates:
             tests = "all"
             sent = Evaluated(sent, evaluation_spec(federation.test_sets(self.ids[0]), federation.task.num_classes))
         validator = UploadValidator(sent, federation.limits)
         ticket = Ticket(federation.name, self._state.round, self._phase, self._runs, validator.model)
-        call = _Call(ticket, ids, step, message_for, like, validator, tests, trains, evaluates)
+        call = _Call(ticket, ids, step, message_for, like, validator, tests, trains, evaluates, upload_bytes)
         if self._phase == "evaluate":
             return self._stream(call)
         return federation.uploads.staged(self._stream(call), call.message_for)
@@ -115,11 +116,14 @@ class RoundClients:
 
     def _stream(self, call: "_Call") -> Iterator[tuple[ClientId, Tree]]:
         federation, good, failed_before = self._federation, 0, len(self._failures)
+        counted, size = None, 0  # clients are often sent the same message
         for client, outcome in self._outcomes(call, call.ids, self._jobs(call)):
             outcome = self._retried(client, outcome, call)
             with unplaced():
                 message, upload = call.sent.pop(client, Nothing()), self._accepted(client, outcome, call)
-                moved = Traffic(wire.num_bytes(message), 0 if upload is None else wire.num_bytes(upload))
+                if message is not counted:
+                    counted, size = message, wire.num_bytes(message)
+                moved = Traffic(size, 0 if upload is None else call.upload_bytes)
                 self._traffic[client] = self._traffic.get(client, Traffic()) + moved
             if self._phase != "evaluate":
                 federation.on_client(client)
@@ -218,8 +222,8 @@ class RoundClients:
 
     def _job(self, client: ClientId, call: "_Call", halvings: int = 0) -> Job:
         federation, state = self._federation, self._state
-        context = federation.client_context(client, state.round, self._phase, call.ticket.call)
-        context = replace(context, tests=federation.test_sets(client, call.tests))
+        tests = federation.test_sets(client, call.tests)
+        context = federation.client_context(client, state.round, self._phase, call.ticket.call, tests)
         if halvings:
             context = replace(context, optimizer=halved(context.optimizer, halvings), halvings=halvings)
         return Job(
@@ -288,6 +292,8 @@ class _Call:
     trains: bool
     """Whether it is the round's training."""
     evaluates: bool
+    upload_bytes: int
+    """Of every accepted upload: all have the types and shapes that were asked for."""
     sent: dict[ClientId, Tree] = field(default_factory=dict)
     """The messages of those that were asked and have not been heard of."""
 

@@ -38,11 +38,15 @@ Patterns = tuple[str, ...]
 
 def matching(params: Params, patterns: Patterns) -> Params:
     """The entries whose name matches one of the patterns."""
+    if "*" in patterns:  # of most objectives
+        return dict(params)
     return {name: leaf for name, leaf in params.items() if any(fnmatchcase(name, p) for p in patterns)}
 
 
 def without(params: Params, patterns: Patterns) -> Params:
     """The entries whose name matches none of the patterns."""
+    if not patterns:
+        return dict(params)
     return {name: leaf for name, leaf in params.items() if not any(fnmatchcase(name, p) for p in patterns)}
 
 

@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from pathlib import Path
@@ -136,7 +136,7 @@ class Job:
         upload, loss = self.encode(reply.upload), self.context.main.loss
         told = None if loss is None else torch.tensor(loss, dtype=torch.float64, device="cpu")
         if not self.evaluates:
-            return replace(reply, upload=upload, loss=told)
+            return Reply(upload, reply.memory, told)
         params = self.method.trained_weights(reply.upload, reply.memory)
         evaluation = await self.method.evaluate(self.context, params, self.message, reply.memory)
         return Reply(Evaluated(upload, evaluation), reply.memory, told)
@@ -245,9 +245,9 @@ def taken(client: ClientId, reply: Reply[Any, Any], travels: bool = False) -> "R
     will be copied on its way, and only tensors go."""
     try:
         if travels:
-            return replace(reply, upload=wire.marked(reply.upload), memory=wire.marked(reply.memory))
+            return Reply(wire.marked(reply.upload), wire.marked(reply.memory), reply.loss)
         with unplaced():
-            return replace(reply, upload=wire.taken(reply.upload))  # guard: uploads-copied
+            return Reply(wire.taken(reply.upload), reply.memory, reply.loss)  # guard: uploads-copied
     except RecursionError:
         return Failure(client, Reason.UNDECODABLE, "it is nested too deeply")
 

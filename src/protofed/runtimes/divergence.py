@@ -42,7 +42,7 @@ def are_finite(fits: Sequence[tuple[Tree, Iterable[Tensor]]]) -> list[bool]:
 def _largest(results: Tree, losses: Iterable[Tensor]) -> Tensor:
     """The sum of the largest sizes: not finite if and only if one of the values is not."""
     sizes = tree.norms(tree.leaves(results), torch.inf)
-    return torch.cat([sizes, *(loss.detach().double().reshape(1) for loss in losses)]).sum()
+    return torch.cat([sizes, *(loss.detach().double().reshape(-1) for loss in losses)]).sum()
 
 
 def explained(request: Fit, fit: Callable[[Fit], Any]) -> Diverged:

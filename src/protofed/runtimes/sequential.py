@@ -6,7 +6,7 @@ It defines what every other runtime must reproduce.
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
@@ -134,7 +134,7 @@ def fit(request: Fit, precision: Precision = "float32") -> Fitted:
                 params |= weights
     networks.check_unchanged()
     left = () if request.states is None else tuple(states)
-    if not all(are_finite([((params, folded.sums, left), losses.all)])):
+    if not all(are_finite([((params, folded.sums, left), losses.stacked)])):
         raise explained(request, partial(fit, precision=precision))
     return Fitted(params, folded.sums, left, losses.mean(len(plan.index)))
 
@@ -143,18 +143,25 @@ class _Losses:
     """The losses of a fit."""
 
     def __init__(self) -> None:
-        self.all: list[Tensor] = []
-        self._at_weights: list[Tensor] = []
+        self._all: list[Tensor] = []
+        self._is_first: list[bool] = []
 
     def add(self, loss: Tensor, is_first: bool) -> None:
         """`is_first` says whether it is the loss at the weights themselves, not at others that an optimiser tries."""
-        self.all.append(loss.detach())
-        if is_first:
-            self._at_weights.append(loss.detach().reshape(()))
+        self._all.append(loss.detach() if loss.dim() == 0 else loss.detach().reshape(()))
+        self._is_first.append(is_first)
+
+    @cached_property
+    def stacked(self) -> list[Tensor]:
+        """All of them as one tensor, once the fit has ended; empty without any."""
+        return [torch.stack(self._all).double()] if self._all else []
 
     def mean(self, num_batches: int) -> float | None:
         """Over the batches, in float64 and in their order."""
-        return sum(torch.stack(self._at_weights).double().tolist()) / num_batches if num_batches else None
+        if not num_batches:
+            return None
+        values: list[float] = self.stacked[0].tolist()
+        return sum(value for value, is_first in zip(values, self._is_first, strict=True) if is_first) / num_batches
 
 
 class _Folded:
