@@ -188,6 +188,7 @@ def test_every_reason_that_the_gate_can_give_is_tested() -> None:
     of_messages = {Reason.UNDECODABLE, Reason.TOO_LARGE, Reason.DUPLICATE}  # see test_envelope.py
     of_messages |= {Reason.WRONG_RUN, Reason.STALE_ROUND, Reason.WRONG_MODEL}
     of_deeds = {Reason.CHANGED_SHARED}  # see test_hostile_clients.py
+    of_deeds |= {Reason.NEGATIVE_VARIANCE}  # has a test of its own, below
     assert {reason for _, reason, _ in FAULTS.values()} == set(Reason) - NOT_THE_CLIENTS_FAULT - of_messages - of_deeds
 
 
@@ -224,3 +225,17 @@ STRANGE: dict[str, Tree] = {
 def test_an_upload_of_another_structure_is_refused_rather_than_raised_or_passed(upload: Tree) -> None:
     """A client must not be able to end the run, nor to get past the checks of counts."""
     assert isinstance(refused(upload), Failure)
+
+
+def test_a_negative_variance_is_refused_and_other_weights_may_be_negative() -> None:
+    """A layer of normalisation divides by the root of it. The weight `count` of every upload here is −1.5."""
+
+    def sent(*variance: float) -> Upload:
+        return with_params(lambda params: {**params, "net.running_var": torch.tensor(variance)})
+
+    assert isinstance(admitted("c", sent(0.0, 4.0), sent(1.0, 1.0), 3), Upload)
+    failure = admitted("c", sent(4.0, -0.5), sent(1.0, 1.0), 3)
+    assert (failure.reason, failure.detail) == (
+        Reason.NEGATIVE_VARIANCE,
+        "params/net.running_var: holds the variance -0.5",
+    )

@@ -696,6 +696,12 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="variances-not-negative",
+        what="running variances are not negative",
+        tests="tests/engine/test_upload_validation.py -k negative_variance",
+        new="if False:",
+    ),
+    Guard(
         id="unexpected-names-refused",
         what="unexpected names are refused",
         tests="tests/faults/test_uploads.py -k extra",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from protofed import tree, wire
-from protofed.api.roles import Count, Label, Prototype, Role, roles
+from protofed.api.roles import Count, Label, Prototype, Role, Weights, roles
 from protofed.api.task import ClientId
 from protofed.engine.message import Refused, WireMessage, bounds, digest, opened, printable
 from protofed.runtimes.base import Failure, Reason
@@ -41,6 +41,7 @@ class UploadValidator(Generic[T]):
         self._expected = tree.named_leaves(like)
         self._roles = roles(like)
         self._prototypes = [(path, counted) for path in self._expected if (counted := self._count_of(path))]
+        self._variances = [path for path, role in self._roles.items() if _is_variance(path, role)]
         self.model, self.bounds = digest(self._expected), bounds(self._expected)
 
     def validated(self, client: ClientId, upload: Tree | WireMessage) -> T | Failure:
@@ -94,6 +95,7 @@ class UploadValidator(Generic[T]):
             elif path in here and isinstance(role, Label):
                 flags.append(((leaf < 0) | (leaf >= self._limits.num_classes)).any())
         flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._prototypes if path in here]
+        flags += [(given[path] < 0).any() for path in self._variances if path in here]
         if device.type == "cpu":  # nothing waits there
             return any(map(bool, flags))
         return bool(flags) and bool(torch.stack(flags).any())
@@ -107,6 +109,9 @@ class UploadValidator(Generic[T]):
         for path, counted in self._prototypes:
             if _uncounted(given[path], given[counted]).any():  # guard: prototype-has-count
                 return Reason.PROTO_WITHOUT_COUNT, f"{path}: holds a prototype of a class that {counted} says is absent"
+        for path in self._variances:
+            if (given[path] < 0).any():  # guard: variances-not-negative
+                return Reason.NEGATIVE_VARIANCE, f"{path}: holds the variance {given[path].min().item():g}"
         floats = [leaf.double() for leaf in given.values() if leaf.is_floating_point()]
         norm = sum(float(leaf.square().sum()) for leaf in floats) ** 0.5
         if norm > self._limits.max_norm:  # guard: norm-bounded
@@ -143,6 +148,11 @@ def _mismatch(leaf: Any, like: Tensor) -> Found:
     if leaf.shape != like.shape:  # guard: shape-check
         return Reason.SHAPE_MISMATCH, f"has shape {tuple(leaf.shape)}, not {tuple(like.shape)}"
     return None
+
+
+def _is_variance(path: str, role: Role) -> bool:
+    """Whether a leaf is the running variance of a layer of normalisation, which torch calls by this name."""
+    return isinstance(role, Weights) and path.rpartition("/")[2].endswith(".running_var")
 
 
 def _uncounted(mean: Tensor, count: Tensor) -> Tensor:
