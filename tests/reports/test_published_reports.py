@@ -23,6 +23,7 @@ T_975 = {1: 12.706205, 2: 4.302653, 3: 3.182446, 4: 2.776445}  # 97.5 % quantile
 NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 METRICS = {
     "GM": ("public.accuracy", "global"),
+    "GM I_local": ("public.local_index",),
     "PM(V)": ("personal.owned", "owned"),
     "PM(L)": ("personal.proportional", "proportional"),
     "Acc": ("personal.accuracy", "accuracy"),
@@ -59,7 +60,8 @@ def by_column(seed: dict[str, Any], title: str) -> dict[str, float]:
         named = {"kB down": costs["down"] / 1000, "kB up": costs["up"] / 1000, "s per round": costs["seconds"]}
         return named | {"replies left out": costs["left_out"]}
     if title.startswith("Global and personal"):
-        return {name: 100 * flat[key] for name, keys in METRICS.items() for key in keys if key in flat}
+        present = {name: [key for key in keys if key in flat] for name, keys in METRICS.items()}
+        return {name: 100 * flat[keys[0]] for name, keys in present.items() if keys}
     for word, mean in ("Accuracy that clients see", "own_domain"), ("Area under the ROC", "auc"):
         if title.startswith(word):
             kind = "accuracy at " if mean == "own_domain" else "auc at "
@@ -226,31 +228,45 @@ def harmonic(a: float, b: float) -> float:
 def test_table_2_of_pfedcspc_follows_from_its_runs(kept_runs: dict[str, list[dict[str, Any]]]) -> None:
     name = "pfedcspc/table2"
     experiment = tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())
+    [rows] = [rows for _, title, rows in tables(REPORTS / name / "report.md") if title.startswith("Global and personal")]
+    ours = {row["method"].removesuffix("*"): row for row in rows if "published" not in row["method"]}
+    assert set(ours) == set(experiment["methods"])
+    for label, row in ours.items():
+        [run] = [run for run in kept_runs[name] if is_run_of(run, experiment["methods"][label])]
+        last = run["rounds"][-1]
+        assert last["round"] == 100
+        clients = last["clients"].values()
+        gm = 100 * last["public"]["accuracy"]
+        local = 100 * fmean(harmonic(client["accuracy"], client["macro_f1"]) for client in clients)
+        for column, value in ("GM", gm), ("I_local", local), ("HM", harmonic(gm, local)):
+            assert_cell(row[column], [value], f"{name}, {label}, {column}")
+
+
+@pytest.mark.parametrize(("name", "length"), [("fedseproto/table1", 100), ("precision", 25)])
+def test_a_table_of_domains_follows_from_its_runs(
+    name: str, length: int, kept_runs: dict[str, list[dict[str, Any]]]
+) -> None:
+    """A row is a method, or a method and a precision. Δ is against FedAvg, or against the same method in float32."""
+    experiment = tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())["methods"]
     [(_, _, rows)] = tables(REPORTS / name / "report.md")
-    assert {row["method"] for row in rows} == set(experiment["methods"])
-    columns = re.search(r"^\| method .*$", (REPORTS / name / "report.md").read_text(), re.MULTILINE)
-    assert columns is not None
-    assert columns[0].endswith("| Global, published | Local | HM |")
-    for row in printed_rows(REPORTS / name / "report.md"):
-        label, length, *cells = row
-        section = experiment["methods"][label]["method"]["name"]
-        [run] = [run for run in kept_runs[name] if run["config"]["method"]["name"] == section]
-        rounds = {each["round"]: each for each in run["rounds"]}
-        assert int(length) == len(rounds)
-        for number, cell in zip((20, 30, 45, 60, 100), cells[:5], strict=True):
-            values = [100 * rounds[number]["public"]["accuracy"]] if number in rounds else []
-            assert_cell(cell, values, f"{name}, {label}, round {number}")
-        local, both = [], []
-        if 100 in rounds:
-            clients = rounds[100]["clients"].values()
-            local = [100 * fmean(harmonic(client["accuracy"], client["macro_f1"]) for client in clients)]
-            both = [harmonic(100 * rounds[100]["public"]["accuracy"], local[0])]
-        assert_cell(cells[5], local, f"{name}, {label}, I_local")
-        assert_cell(cells[6], both, f"{name}, {label}, HM")
-        assert [float(cell) for cell in cells[7:]] == experiment["published"]["CIFAR-10"][label], label
-
-
-def printed_rows(report: Path) -> list[list[str]]:
-    """The rows of a report's only table, cell by cell: two of its columns have one name."""
-    lines = [line for line in report.read_text().splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    scores: dict[str, dict[int, dict[str, float]]] = {}
+    for row in rows:
+        label = ", ".join(row[column] for column in ("method", "precision") if column in row)
+        section = experiment[label]
+        precision = section.get("runtime", {}).get("precision", "float32")
+        mine = [run for run in kept_runs[name] if is_run_of(run, section)]
+        for run in [run for run in mine if run["config"]["runtime"]["precision"] == precision]:
+            last = run["rounds"][-1]
+            assert last["round"] == length
+            domains = {domain: 100 * each["accuracy"] for domain, each in last["domains"].items()}
+            average = {"AVG": fmean(domains.values())}
+            scores.setdefault(label, {})[run["config"]["training"]["seed"]] = domains | average
+    assert sum(map(len, scores.values())) == len(kept_runs[name]), "a run is in no row"
+    for row, seeds in zip(rows, scores.values(), strict=True):
+        baseline = scores[f"{row['method']}, float32" if "precision" in row else "FedAvg"]
+        assert row.get("seeds", "3") == str(len(seeds))
+        for column in (column for column in row if column in [*next(iter(seeds.values()))]):
+            assert_cell(row[column], [seed[column] for seed in seeds.values()], f"{name}, {row['method']}, {column}")
+        if row["Δ"] != "–":
+            gains = [each["AVG"] - baseline[seed]["AVG"] for seed, each in seeds.items()]
+            assert_gain(row["Δ"], gains, f"{name}, {row['method']}, Δ")
