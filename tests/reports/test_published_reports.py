@@ -24,6 +24,9 @@ NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 METRICS = {
     "GM": ("public.accuracy", "global"),
     "GM I_local": ("public.local_index",),
+    "GM mean heads": ("public.mean_heads",),
+    "GM prototypes": ("public.nearest_prototype",),
+    "GM initial head": ("public.initial_head",),
     "PM(V)": ("personal.owned", "owned"),
     "PM(L)": ("personal.proportional", "proportional"),
     "Acc": ("personal.accuracy", "accuracy"),
