@@ -231,7 +231,9 @@ def harmonic(a: float, b: float) -> float:
 def test_table_2_of_pfedcspc_follows_from_its_runs(kept_runs: dict[str, list[dict[str, Any]]]) -> None:
     name = "pfedcspc/table2"
     experiment = tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text())
-    [rows] = [rows for _, title, rows in tables(REPORTS / name / "report.md") if title.startswith("Global and personal")]
+    [rows] = [
+        rows for _, title, rows in tables(REPORTS / name / "report.md") if title.startswith("Global and personal")
+    ]
     ours = {row["method"].removesuffix("*"): row for row in rows if "published" not in row["method"]}
     assert set(ours) == set(experiment["methods"])
     for label, row in ours.items():
