@@ -1332,7 +1332,7 @@ GUARDS = (
         id="copies-varied-alike",
         what="copies of a row have its augmentation",
         tests="tests/data/test_batches.py -k copy_is_varied",
-        swap=(".copied(source)", ""),
+        swap=(".copied(source, n)", ""),
     ),
     Guard(
         id="page-escapes-facts",

@@ -86,7 +86,7 @@ def training_plan(data: Data, size: int, epochs: int, transform: Transform, gene
     weight = (torch.arange(steps * size) < n).float().view(steps, size)
     weight = weight if epochs == 1 else weight.repeat(epochs, 1)
     last = torch.arange(epochs * steps) >= (epochs - 1) * steps
-    draws = transform.draw(generator, epochs * steps, size).copied(source)  # guard: copies-varied-alike
+    draws = transform.draw(generator, epochs * steps, size).copied(source, n)  # guard: copies-varied-alike
     number = torch.randint(2**62, (epochs * steps,), generator=generator)
     return Plan(data.index[order].view(-1, size), weight, last, number, draws)
 

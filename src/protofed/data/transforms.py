@@ -24,13 +24,17 @@ class Draws:
     def at(self, step: int) -> "Draws":
         return Draws(*(d if d is None else d[step] for d in (self.offset, self.flip, self.angle)))
 
-    def copied(self, source: Tensor) -> "Draws":
-        """With the draws of place `source[p]` at each place p of an epoch, so that copies of a row are equal."""
+    def copied(self, source: Tensor, n: int) -> "Draws":
+        """With the draws of place `source[p]` at each place p of an epoch, so that copies of a row are equal. Its first
+        n places are no copies."""
 
         def copied(d: Tensor) -> Tensor:
-            epochs = d.shape[0] * d.shape[1] // max(len(source), 1)
-            return d.view(epochs, len(source), *d.shape[2:])[:, source].view(d.shape)
+            by_epoch = d.view(-1, len(source), *d.shape[2:])
+            by_epoch[:, n:] = by_epoch[:, source[n:]]
+            return d
 
+        if n == len(source):
+            return self
         return Draws(*(d if d is None else copied(d) for d in (self.offset, self.flip, self.angle)))
 
 

@@ -54,8 +54,7 @@ class Adam(DecayingRate):
         steps = steps + 1
         first = each("lerp", first, grads, 1 - self.beta1)
         second = each("addcmul", each("mul", second, self.beta2), grads, grads, value=1 - self.beta2)
-        size = _of_clients(self.lr / (1 - self.beta1**steps), weights)
-        spread = _of_clients((1 - self.beta2**steps).sqrt(), weights)
+        size, spread = (_of_clients(correction, weights) for correction in self._corrections(steps))
         scales = each("add", each("div", each("sqrt", second), spread), self.eps)
         moves = each("mul", each("div", first, scales), each("neg", size) if isinstance(size, tuple) else -size)
         kept = tuple(move.to(leaf.dtype) for move, leaf in zip(moves, weights, strict=True))  # float64 of one number
@@ -75,18 +74,20 @@ class Adam(DecayingRate):
         grads = clipped(tuple(gradient(params).values()), self.clip_norm)
         grads = tuple(laid_out(grad, leaf) for grad, leaf in zip(grads, weights, strict=True))
         steps += 1
-        counts = steps.float()
-        taken = [counts] * len(weights)
         if steps.dim():  # of many clients, whose numbers of steps may differ
-            weights, grads, first, second = map(_unstacked, (weights, grads, first, second))
-            taken = [*counts.unbind()] * len(params)
+            from protofed.optim.adam_kernel import stacked_step  # Triton comes with torch for GPUs only
+
+            size, spread = (correction.float() for correction in self._corrections(steps))
+            decay = self.weight_decay
+            stacked_step(weights, grads, first, second, size, spread, self.beta1, self.beta2, self.eps, decay)
+            return params, state
         torch._fused_adam_(
             weights,
             grads,
             first,
             second,
             [],
-            taken,
+            [steps.float()] * len(weights),
             lr=self.lr,
             beta1=self.beta1,
             beta2=self.beta2,
@@ -97,13 +98,13 @@ class Adam(DecayingRate):
         )
         return params, state
 
+    def _corrections(self, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """The learning rate over the correction of the first moments, and the root of that of the second."""
+        return self.lr / (1 - self.beta1**steps), (1 - self.beta2**steps).sqrt()
+
 
 def _of_clients(scale: Tensor, leaves: Tensors) -> Tensor | Tensors:
     """A number for all leaves, or, of stacked clients (K,), one for each leaf that fits its shape."""
     if not scale.dim():
         return scale
     return tuple(scale.view(-1, *[1] * (leaf.dim() - 1)).to(leaf.dtype) for leaf in leaves)
-
-
-def _unstacked(leaves: Tensors) -> Tensors:
-    return tuple(one for leaf in leaves for one in leaf.unbind())
