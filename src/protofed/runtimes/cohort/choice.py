@@ -10,7 +10,7 @@ import torch
 from protofed.nn.networks import Networks
 from protofed.runtimes.cohort.bodies import FitBody
 from protofed.runtimes.cohort.buffers import are_common
-from protofed.runtimes.cohort.executors import EXECUTORS, ExecutorName
+from protofed.runtimes.cohort.executors import ExecutorName
 from protofed.runtimes.cohort.lowering import Loop
 
 log = logging.getLogger(__name__)
