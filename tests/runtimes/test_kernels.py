@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.data.transforms import Draws, Transform
+from protofed.optim.optimizers import Adam
 
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,6 +133,39 @@ def test_a_step_of_a_plan_is_read_for_all_clients() -> None:
     for step in range(5):
         found = kernels.planned(fields, torch.tensor([step], device=DEVICE))
         assert all(torch.equal(one, field[:, step]) for one, field in zip(found, fields, strict=True))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_adam_of_many_clients_is_that_of_torch_though_they_have_taken_different_numbers_of_steps(decay: float) -> None:
+    optimizer = Adam(lr=0.01, beta1=0.8, eps=1e-3, weight_decay=decay)
+    shapes = {"long": (2100,), "matrix": (3, 5)}  # one longer than what a program changes
+    weights = {name: draws(k, CLIENTS, *shape) for k, (name, shape) in enumerate(shapes.items())}
+    starts = {name: leaf.double() for name, leaf in weights.items()}
+    first, second = (tuple(torch.zeros_like(leaf) for leaf in weights.values()) for _ in range(2))
+    steps = torch.zeros(CLIENTS, dtype=torch.int64, device=DEVICE)
+    grads = [{name: draws(10 * n + k, *leaf.shape) for k, (name, leaf) in enumerate(weights.items())} for n in (1, 2)]
+    for grad in grads:
+        optimizer.step_in_place(lambda params, grad=grad: grad, weights, (first, second, steps))
+    for k in range(CLIENTS):
+        leaves = {name: leaf[k].clone().requires_grad_() for name, leaf in starts.items()}
+        theirs = torch.optim.Adam(leaves.values(), lr=0.01, betas=(0.8, 0.999), eps=1e-3, weight_decay=decay)
+        for grad in grads:
+            for name, leaf in leaves.items():
+                leaf.grad = grad[name][k].double()
+            theirs.step()
+        for name, leaf in leaves.items():
+            is_close(weights[name][k], leaf.detach())
+    steps[0] = 7  # client 0 goes on as if it had taken more steps than client 1
+    before = {name: leaf.double() for name, leaf in weights.items()}
+    moments = [[leaf.double() for leaf in moment] for moment in (first, second)]
+    optimizer.step_in_place(lambda params: grads[0], weights, (first, second, steps))
+    for k, taken in enumerate((8, 3)):
+        for place, name in enumerate(shapes):
+            grad = grads[0][name][k].double() + decay * before[name][k]
+            mean = 0.8 * moments[0][place][k] + 0.2 * grad
+            square = 0.999 * moments[1][place][k] + 0.001 * grad.square()
+            move = mean / (1 - 0.8**taken) / ((square / (1 - 0.999**taken)).sqrt() + 1e-3)
+            is_close(weights[name][k], before[name][k] - 0.01 * move)
 
 
 # ---- under vmap
