@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from doubles import memories, tiny
+from methods import sampling
 from protofed.api.task import Task
 from protofed.engine.state import State
 from protofed.methods import METHODS
@@ -61,6 +62,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("quick") or collection_path.is_dir():
         return None
     return not any(collection_path.is_relative_to(TESTS / path) for path in QUICK_PATHS) or None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function):
+        sampling.mark(item)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
