@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from doubles import memories, tiny
+from methods import sampling
 from protofed.api.task import Task
 from protofed.engine.state import State
 from protofed.methods import METHODS
@@ -17,6 +18,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")  # how long an example takes depends on what else the machine does
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, and then runs kernels on the CPU
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles the package anew
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
 
 TESTS = Path(__file__).parent
@@ -61,6 +63,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("quick") or collection_path.is_dir():
         return None
     return not any(collection_path.is_relative_to(TESTS / path) for path in QUICK_PATHS) or None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function):
+        sampling.mark(item)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

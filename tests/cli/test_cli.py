@@ -86,12 +86,10 @@ def test_run_show_and_run_again(experiment: Path, tmp_path: Path) -> None:
 
 
 def test_stopped_by_ctrl_c_it_saves_and_resumes_to_the_same_bytes(experiment: Path, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "protofed.cli.app", "run", experiment, "--set", "training.rounds=6"]
-    whole = subprocess.run([*words, "--out", tmp_path / "whole"], capture_output=True, check=False)
-    assert whole.returncode == 0
-    running = subprocess.Popen(
-        [*words, "--out", tmp_path / "out"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    words = ["run", experiment, "--set", "training.rounds=6", "--out"]
+    assert protofed(*words, tmp_path / "whole").returncode == 0
+    command = [sys.executable, "-m", "protofed.cli.app", *words, tmp_path / "out"]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout
     running.stdout.readline()  # the first round is done
     running.send_signal(signal.SIGINT)
@@ -103,11 +101,10 @@ def test_stopped_by_ctrl_c_it_saves_and_resumes_to_the_same_bytes(experiment: Pa
     saved = len((folder / "rounds.jsonl").read_text().splitlines())
     assert f"not finished: {saved} rounds so far" in protofed("show", folder).stdout
 
-    refused = subprocess.run([*words, "--out", tmp_path / "out"], capture_output=True, text=True, check=False)
+    refused = protofed(*words, tmp_path / "out")
     assert refused.returncode == 2
     assert "continue it with --resume" in refused.stderr
-    resumed = subprocess.run([*words, "--out", tmp_path / "out", "--resume"], capture_output=True, check=False)
-    assert resumed.returncode == 0
+    assert protofed(*words, tmp_path / "out", "--resume").returncode == 0
     last = Path("checkpoint") / "000006" / "server.safetensors"
     assert (folder / last).read_bytes() == (tmp_path / "whole" / folder.name / last).read_bytes()
 
@@ -118,7 +115,7 @@ def test_two_processes_on_one_run_folder(experiment: Path, tmp_path: Path) -> No
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout
         first.stdout.readline()
-        second = in_own_process(*words, "--resume")
+        second = protofed(*words, "--resume")
         first.kill()
     assert second.returncode == 2
     assert f"in use by another process (pid {first.pid} on " in second.stderr
@@ -196,7 +193,7 @@ def test_own_data_are_inspected_and_the_file_that_is_written_runs(tmp_path: Path
     ready = protofed("data", "inspect", "patients", "--label", "outcome", "--write", "first.toml", cwd=tmp_path)
     assert ready.returncode == 0, ready.stderr
     assert "Run it with: protofed compare first.toml" in ready.stdout
-    small = ("first.toml", "--method", "fedavg", "--set", "training.rounds=1")
+    small = ("first.toml", "--method", "fedavg", "--set", "training.rounds=1", "--jobs", 1)
     ran = protofed("compare", *small, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     (tmp_path / "patients" / "porto.csv").write_text("marker,group,outcome\n" + "1,a,yes\n2,b,no\n" * 20)
@@ -261,7 +258,8 @@ training = { minimum_replies = 12, optimizer = { lr = 1e30 } }
 
 def test_compare_reports_what_failed_and_what_did_not(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(COMPARISON)
-    words = ("compare", tmp_path / "two.toml", "--out", tmp_path / "out", "--report", tmp_path / "report")
+    where = ("--out", tmp_path / "out", "--report", tmp_path / "report", "--jobs", 1)
+    words = ("compare", tmp_path / "two.toml", *where)
     made = protofed(*words)
     assert made.returncode == 3
     assert "2 of 4 runs failed" in made.stderr

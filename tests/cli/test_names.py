@@ -87,20 +87,30 @@ def is_seen(text: str) -> bool:
     return all(line.isprintable() for line in text.split("\n"))
 
 
-def test_commands_in_names_reach_no_terminal_and_no_report(tmp_path: Path) -> None:
-    tables(tmp_path / "data", SITES, ("ill\x1b[1m", "well\x9b"))
-    said = everything_said(tmp_path)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sites that are called like commands for a terminal, and others like metrics."""
+    found = tmp_path_factory.mktemp("names")
+    tables(found / "data", [*SITES, *METRICS], ("ill\x1b[1m", "well\x9b"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path) -> list[str]:
+    return everything_said(folder)
+
+
+def test_commands_in_names_reach_no_terminal_and_no_report(said: list[str]) -> None:
     assert all(is_seen(text) for text in said)
     assert any("s0\\x1b[31m" in text for text in said)
     assert not any(line.strip().startswith("1. an error of ours") for text in said for line in text.split("\n"))
 
 
-def test_sites_may_be_called_like_metrics(tmp_path: Path) -> None:
-    tables(tmp_path / "data", METRICS)
-    everything_said(tmp_path)
-    rounds = json.loads(protofed("show", "run", "--json", cwd=tmp_path).stdout)
+@pytest.mark.usefixtures("said")
+def test_sites_may_be_called_like_metrics(folder: Path) -> None:
+    rounds = json.loads(protofed("show", "run", "--json", cwd=folder).stdout)
     domains = rounds["last_five"]["domains"]
-    assert sorted(domains) == sorted(METRICS)
+    assert sorted(domains) == sorted([*SITES, *METRICS])
     assert rounds["last_five"]["metrics"]["average"] == pytest.approx(
         np.mean([scores["accuracy"] for scores in domains.values()])
     )

@@ -1,6 +1,7 @@
 """What the tutorials and how-tos say can be done as they say it: commands, files and Python."""
 
 import io
+import os
 import re
 import runpy
 import shlex
@@ -94,6 +95,7 @@ def test_the_first_run_can_be_followed_as_it_is_written(tmp_path: Path, monkeypa
     """Every file and every command of the page, in order, with one round of one epoch instead of ten of five."""
     page = DOCS / "tutorials" / "first-run.md"
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # a process more takes longer to start than to do its runs
     files = re.findall(r"Save this as `([\w.]+)`", page.read_text(encoding="utf-8"))
     for file, text in zip(files, blocks(page, "toml"), strict=True):
         Path(file).write_text(text.replace("rounds = 10", "rounds = 1\nepochs = 1"), encoding="utf-8")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import protofed
+from covering import covering
 from doubles import tiny
 from methods.conformance import (
     CHECKS,
@@ -118,7 +119,9 @@ def test_scale_and_shift_are_still_shared() -> None:
 
 @each_choice
 @pytest.mark.parametrize("name", METHODS)
-def test_uploads_and_the_server_hold_initial_statistics_only(name: str, choice: Any) -> None:
+def test_uploads_and_the_server_hold_initial_statistics_only_and_dropped_ones_are_not_kept(
+    name: str, choice: Any
+) -> None:
     sent: list[Any] = []
 
     class Watched(Sequential):
@@ -128,23 +131,15 @@ def test_uploads_and_the_server_hold_initial_statistics_only(name: str, choice: 
             return reply
 
     of = federation(METHODS[name](), runtime=Watched(), norm_statistics=choice)
-    state = of.finish(after(2, of))
+    trained = after(2, of)
+    state = of.finish(trained)
     assert sent
-    for what, value in [*(("an upload", upload) for upload in sent), ("the server", state.server)]:
+    kept = [*trained.memories.items()] if choice == "dropped" else []
+    for what, value in [*(("an upload", upload) for upload in sent), ("the server", state.server), *kept]:
         found = {path: leaf for path, leaf in tree.named_leaves(value).items() if path.endswith(STATISTICS)}
         for path, leaf in found.items():
             initial = INITIAL[MEAN] if path.endswith(MEAN) else INITIAL[VAR]
             assert torch.equal(leaf, initial.expand_as(leaf)), f"{what} of {name} has {path}"
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_dropped_statistics_are_not_kept_either(name: str) -> None:
-    state = after(2, federation(METHODS[name](), norm_statistics="dropped"))
-    for client, memory in state.memories.items():
-        for path, leaf in tree.named_leaves(memory).items():
-            if path.endswith(STATISTICS):
-                initial = INITIAL[MEAN] if path.endswith(MEAN) else INITIAL[VAR]
-                assert torch.equal(leaf, initial.expand_as(leaf)), f"{client} of {name} keeps {path}"
 
 
 @each_choice
@@ -180,8 +175,7 @@ def ended(of: Federation, rounds: int = 2) -> State:
     return of.finish(after(rounds, of))
 
 
-@each_choice
-@pytest.mark.parametrize("name", [*REPRESENTATIVE, "fedavg_ft", "ifca", "fedfomo", "ga"])
+@covering(name=[*REPRESENTATIVE, "fedavg_ft", "ifca", "fedfomo", "ga"], choice=CHOICES)
 def test_workers_give_the_bits_of_the_sequential_runtime(name: str, choice: Any) -> None:
     workers = Workers(2)
     found = ended(federation(METHODS[name](), runtime=workers, norm_statistics=choice))
@@ -191,9 +185,8 @@ def test_workers_give_the_bits_of_the_sequential_runtime(name: str, choice: Any)
     assert found.failures == ()
 
 
-@each_choice
 @pytest.mark.parametrize("executor", ["streams", "stacked"])
-@pytest.mark.parametrize("name", [*REPRESENTATIVE, "ifca", "fedfomo"])
+@covering(name=[*REPRESENTATIVE, "ifca", "fedfomo"], choice=CHOICES)
 def test_a_cohort_gives_what_the_reference_gives(name: str, executor: Any, choice: Any) -> None:
     near = federation(METHODS[name](), norm_statistics=choice)
     far = federation(METHODS[name](), runtime=Cohort("cpu", executor=executor), norm_statistics=choice)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import protofed
+from covering import covering
 from doubles import tiny
 from methods.conformance import (
     CHECKS,
@@ -247,8 +248,7 @@ def test_every_method_that_is_not_refused_works(name: str) -> None:
     assert any(not torch.equal(leaf, others[path]) for path, leaf in changed.items()), f"{name} is as without it"
 
 
-@each_optimizer
-@pytest.mark.parametrize("method", ["fedavg", "fpl", "fedrep"])
+@covering(name=list(TORCHS), method=["fedavg", "fpl", "fedrep"])
 def test_workers_give_the_bits_of_the_sequential_runtime(method: str, name: str) -> None:
     workers, settings = Workers(2), {"optimizer": TORCHS[name][0], **KEPT}
     found = ended(federation(METHODS[method](), runtime=workers, **settings))
@@ -261,9 +261,10 @@ def without_states(state: State) -> dict[str, Any]:
     return {"server": state.server, "memories": {client: kept.base for client, kept in state.memories.items()}}
 
 
-@pytest.mark.parametrize("optimizer", [*(o for o, _ in TORCHS.values()), Sam(Sgd(lr=0.05, momentum=0.9))], ids=repr)
 @pytest.mark.parametrize("executor", ["streams", "stacked"])
-@pytest.mark.parametrize("method", ["fedavg", "fpl", "fedrep"])
+@covering(
+    method=["fedavg", "fpl", "fedrep"], optimizer=[*(o for o, _ in TORCHS.values()), Sam(Sgd(lr=0.05, momentum=0.9))]
+)
 def test_a_cohort_gives_what_the_reference_gives(method: str, executor: Any, optimizer: Optimizer) -> None:
     runtime = Cohort("cpu", executor=executor)
     settings = {"optimizer": optimizer, **KEPT}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import protofed
+from covering import covering
 from doubles import bits, tiny
 from protofed import AdamW, BadInput, ConstantRate, CosineRate, Method, RmsProp, Sgd, StepRate, tree
 from protofed.api.contexts import ClientContext, Reply
@@ -75,8 +76,7 @@ def test_each_of_these_settings_changes_the_result(change: dict[str, Any]) -> No
     assert bits(after_all(federation(**change)).server) != bits(after_all(federation(**plain)).server)
 
 
-@each_change
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fednova", "feddc"])
+@covering(method=["fedavg", "scaffold", "fednova", "feddc"], change=CHANGING)
 def test_workers_give_the_bits_of_the_sequential_runtime(method: str, change: dict[str, Any]) -> None:
     workers = Workers(2)
     found = after_all(federation(METHODS[method](), workers, **change))
@@ -86,9 +86,8 @@ def test_workers_give_the_bits_of_the_sequential_runtime(method: str, change: di
     assert found.failures == expected.failures == ()
 
 
-@each_change
 @pytest.mark.parametrize("executor", executors.EXECUTORS)
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fednova", "feddyn", "feddc", "fedasam"])
+@covering(method=["fedavg", "scaffold", "fednova", "feddyn", "feddc", "fedasam"], change=CHANGING)
 def test_a_cohort_gives_what_the_reference_gives_with_one_recorded_program(
     method: str, executor: Any, change: dict[str, Any]
 ) -> None:

@@ -165,7 +165,14 @@ def test_whatever_a_local_test_set_is_made_of_it_is_counted_example_by_example(
     assert_counted(federation, *judged(federation))
 
 
-@pytest.mark.parametrize("name", METHODS)
+JUDGED_BY_WORKERS = ("fedavg", "fedavg_ft", "local", "fedproto", "fpl", "fedpc", "fedrep", "ifca", "pfedcspc")
+"""Methods whose models are judged in different ways. That workers train as one process does is shown of every method in
+tests/runtimes, and that clients elsewhere are judged as here by the conformance suite."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in JUDGED_BY_WORKERS else pytest.mark.slow) for name in METHODS]
+)
 def test_workers_see_what_one_process_sees(name: str) -> None:
     task, method = small_task(), METHODS[name]()
     results = []

@@ -4,7 +4,7 @@ The conformance suite already shows, for every entry of METHODS, that a client t
 (`check_a_client_may_fail`) and that a run goes on from a state that went through bytes
 (`check_resuming_changes_nothing`). Here, for every entry too: who was counted, by what it changes; messages over a wire
 in the place of replies; uploads that weigh nothing; and runs that are stopped after every round and resumed from their
-folder.
+folder. What is near to a check of the suite is slow for most methods.
 """
 
 import json
@@ -36,6 +36,12 @@ SENDS_NOTHING = {"local"}
 
 FAILED, ACCEPTED = "eve", "bob"
 every_method = pytest.mark.parametrize("name", METHODS)
+OF_EACH_KIND = ("fedavg", "local", "scaffold", "fpl", "fedproto", "fedpc", "pfedcspc", "fedmd", "ifca", "fedopt")
+"""Methods that differ in what is sent and kept."""
+some_methods = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow) for name in METHODS]
+)
+"""For what the conformance suite shows of every method in another way: the others are slow."""
 
 
 # ---- who was counted
@@ -100,7 +106,7 @@ def test_only_these_methods_send_nothing() -> None:
 # ---- messages in the place of replies
 
 
-@every_method
+@some_methods
 def test_over_a_wire_every_bit_is_the_same(name: str) -> None:
     """Setup, two rounds and the last word, with every upload sealed and opened, and memories at the clients' end."""
     method, wire = METHODS[name](), Wired()
@@ -181,7 +187,7 @@ def unhurried(text: str) -> list[dict[str, Any]]:
     return [{**json.loads(line), "seconds": {}} for line in text.splitlines()]
 
 
-@every_method
+@some_methods
 def test_a_run_that_is_stopped_after_every_round_is_the_run_that_is_not(name: str, tmp_path: Path) -> None:
     """Each part of the run begins with nothing but the folder."""
     broken, straight = RunFolder(tmp_path / "broken"), RunFolder(tmp_path / "straight")

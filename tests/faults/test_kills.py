@@ -45,7 +45,6 @@ from run_doubles import small_experiment
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 ROUNDS = 5
-KILLS = 100
 
 
 @pytest.fixture
@@ -77,8 +76,9 @@ def expected(experiment: Experiment, uninterrupted: Path) -> str:
 # ---- R1: kill -9
 
 
-def test_a_hundred_kills_at_random_moments_change_no_bit_and_cost_no_finished_round(
-    experiment: Experiment, expected: str, tmp_path: Path
+@pytest.mark.parametrize("kills", [25, pytest.param(100, marks=pytest.mark.slow)])
+def test_kills_at_random_moments_change_no_bit_and_cost_no_finished_round(
+    experiment: Experiment, expected: str, tmp_path: Path, kills: int
 ) -> None:
     """R1. A run is killed again and again until it comes to its end, and then the next one."""
     draw, done, reached = random.Random(1), 0, set()
@@ -86,7 +86,7 @@ def test_a_hundred_kills_at_random_moments_change_no_bit_and_cost_no_finished_ro
     execute(experiment, RunFolder(tmp_path / "timed"))
     whole, different = time.process_time() - begin, []
     for number in itertools.count():
-        if done >= KILLS:
+        if done >= kills:
             break
         folder = RunFolder(tmp_path / str(number))
         while run_killed_after(experiment, folder, draw.uniform(0, whole)):

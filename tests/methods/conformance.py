@@ -13,7 +13,6 @@ from protofed.optim.optimizers import Sgd
 from protofed.seeds import derive_seed
 from protofed.testing.checks import (
     CHECKS,
-    RUNTIMES,
     check_a_client_may_fail,
     check_clients_elsewhere_give_the_same_numbers,
     check_few_clients_at_a_time,
@@ -66,7 +65,6 @@ __all__ = [
     "CLASSES",
     "FEATURES",
     "ODD_TASK",
-    "RUNTIMES",
     "SIZES",
     "TASK",
     "TRAINING",

@@ -1,12 +1,8 @@
 """FedPer: body and head train together; heads stay, bodies are averaged."""
 
-from collections.abc import Callable
-
-import pytest
 import torch
 
 from methods.conformance import (
-    CHECKS,
     SIZES,
     TASK,
     after,
@@ -19,7 +15,6 @@ from methods.conformance import (
     trained_by_hand,
     usual,
 )
-from protofed.api.method import Method
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.fedper import FedPer
 from protofed.methods.local import LocalOnly
@@ -27,11 +22,6 @@ from protofed.nn.networks import matching, without
 
 METHOD = FedPer()
 HEAD_NAMES = {"classifier.weight", "classifier.bias"}
-
-
-@pytest.mark.parametrize("check", CHECKS)
-def test_conformance(check: Callable[[Method], None]) -> None:
-    check(METHOD)
 
 
 def test_body_and_head_train_together_as_plain_torch_does() -> None:

@@ -220,9 +220,8 @@ class Federation:
     def networks_of(self, client: ClientId) -> Networks:
         """A client's networks; clients with equal ones share them."""
         if client not in self._networks:
-            new = Networks(partial(self.method.networks, self.spec, client))
-            equal = (n for n in self._networks.values() if n.signature == new.signature)
-            self._networks[client] = next(equal, new)
+            build = partial(self.method.networks, self.spec, client)
+            self._networks[client] = Networks.one_of(self._networks.values(), build)
         return self._networks[client]
 
     def client_context(

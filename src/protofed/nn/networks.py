@@ -5,7 +5,8 @@ A client's networks are named *parts* (`features`, `classifier`, ...). Their wei
 """
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from protofed.errors import BadInput
 from protofed.nn.entries import (
+    Entries,
     check_unchanged,
     drop_batch_counters,
     entries_of,
@@ -62,16 +64,15 @@ class Networks:
     made, with torch's generator at seed 0. A `build` that loads fixed weights gives those.
     """
 
-    def __init__(self, build: Callable[[], Parts]) -> None:
+    def __init__(self, build: Callable[[], Parts], built: "_Built | None" = None) -> None:
         self._build = build
         self._feature_dim: int | None = None
         self._initial: tuple[int, Params] | None = None
-        parts = self._seeded_parts(seed=0)
-        _refuse_unusable(parts)
-        self.constants_hash = hash_of(share_constants(parts))
+        built = built or _built(build)
+        parts, entries = built.parts, built.entries
+        self.constants_hash = built.constants_hash
         """SHA-256 of the constants: names, types, shapes and values."""
-        entries = entries_of(parts)
-        self.signature = signature(parts, entries, self.constants_hash)
+        self.signature = built.signature
         """Equal only for networks that differ in nothing but weights."""
         torchs = {part for part, module in parts.items() if is_torch_module(module)}
         for part, module in parts.items():
@@ -106,6 +107,12 @@ class Networks:
         self.statistics = {n: self.initial_buffers[n] for n in self.normalisation if n in self.initial_buffers}
         """The running statistics of these layers, as they are initially."""
 
+    @classmethod
+    def one_of(cls, known: Iterable["Networks"], build: Callable[[], Parts]) -> "Networks":
+        """The first of the known networks that equal what is built, or new ones."""
+        built = _built(build)
+        return next((own for own in known if own.signature == built.signature), None) or cls(build, built)
+
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(self._modes[True])
@@ -125,7 +132,7 @@ class Networks:
         if self._initial is not None and self._initial[0] == seed:
             leaves = self._initial[1]
         else:
-            leaves = select(entries_of(self._seeded_parts(seed)).leaves, tuple(self.shapes))
+            leaves = select(entries_of(_seeded_parts(self._build, seed)).leaves, tuple(self.shapes))
             if self.constants:  # to build frozen parts may take long, and clients ask for the same weights again
                 self._initial = seed, {name: leaf.detach().clone() for name, leaf in leaves.items()}
         device = torch.get_default_device()
@@ -161,7 +168,7 @@ class Networks:
 
     def modules_at(self, params: Params, parts: Collection[str]) -> Parts:
         """New modules of these parts that have these weights as their own, in evaluation mode."""
-        made = self._seeded_parts(seed=0)
+        made = _seeded_parts(self._build, seed=0)
         entries = entries_of(made)
         with torch.no_grad():
             for name, leaf in entries.params.items():
@@ -176,18 +183,6 @@ class Networks:
     def check_unchanged(self) -> None:
         """Refuses networks that keep state where it is neither saved nor sent."""
         check_unchanged(self._watched)
-
-    def _seeded_parts(self, seed: int) -> Parts:
-        with (
-            only_run(),
-            torch.device("cpu"),
-            torch.random.fork_rng(devices=[]),
-        ):  # the same weights wherever they are used
-            torch.default_generator.manual_seed(seed)
-            parts = self._build()
-        for module in parts.values():
-            drop_batch_counters(module)
-        return parts
 
     def feature_dim(self, example: Tensor) -> int:
         """Size of a feature vector, found by one call."""
@@ -264,3 +259,30 @@ def _refuse_unusable(parts: Parts) -> None:
     for part in parts:
         if not part.isidentifier() or part in RESERVED or part.startswith("_"):
             raise BadInput(f"a part of a network cannot be called {part!r}")
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What a `build` gave at seed 0, and what makes it equal to another."""
+
+    parts: Parts
+    entries: Entries
+    constants_hash: str
+    signature: str
+
+
+def _built(build: Callable[[], Parts]) -> _Built:
+    parts = _seeded_parts(build, seed=0)
+    _refuse_unusable(parts)
+    constants_hash = hash_of(share_constants(parts))
+    entries = entries_of(parts)
+    return _Built(parts, entries, constants_hash, signature(parts, entries, constants_hash))
+
+
+def _seeded_parts(build: Callable[[], Parts], seed: int) -> Parts:
+    with only_run(), torch.device("cpu"), torch.random.fork_rng(devices=[]):  # the same weights wherever they are used
+        torch.default_generator.manual_seed(seed)
+        parts = build()
+    for module in parts.values():
+        drop_batch_counters(module)
+    return parts
