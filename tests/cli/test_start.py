@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clocks import PATIENCE
 from protofed.cli import start
 from protofed.cli.signals import stop_on_signal
 
@@ -23,7 +24,7 @@ def test_ctrl_c_during_an_import_is_quiet(module: str, tmp_path: Path) -> None:
     code = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'protofed'; "
     code += "from protofed.cli.start import main; main()"
     words = [sys.executable, "-c", code, "run", "experiment.toml"]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False, timeout=PATIENCE)
     assert done.returncode == 130, done.stderr
     assert done.stderr.strip() == ""
 

@@ -19,6 +19,7 @@ import torch
 
 from faults.wires import Scripted, Wired
 from methods.conformance import assert_finite, assert_same, federation, fingerprint, usual, whole
+from methods.sampling import some_methods
 from protofed.api.contexts import Reply
 from protofed.api.method import Method
 from protofed.api.task import ClientId
@@ -36,12 +37,6 @@ SENDS_NOTHING = {"local"}
 
 FAILED, ACCEPTED = "eve", "bob"
 every_method = pytest.mark.parametrize("name", METHODS)
-OF_EACH_KIND = ("fedavg", "local", "scaffold", "fpl", "fedproto", "fedpc", "pfedcspc", "fedmd", "ifca", "fedopt")
-"""Methods that differ in what is sent and kept."""
-some_methods = pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow) for name in METHODS]
-)
-"""For what the conformance suite shows of every method in another way: the others are slow."""
 
 
 # ---- who was counted

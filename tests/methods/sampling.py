@@ -33,6 +33,15 @@ NUMBERS = pytest.StashKey[dict[tuple[Path, str], dict[tuple[int, ...], int]]]()
 """The numbers of the settings of each test, in the order in which they are listed."""
 
 
+OF_EACH_KIND = ("fedavg", "local", "scaffold", "fpl", "fedproto", "fedpc", "pfedcspc", "fedmd", "ifca", "fedopt")
+"""Methods that differ in what is sent and kept."""
+assert set(OF_EACH_KIND) <= set(METHODS)
+some_methods = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OF_EACH_KIND else pytest.mark.slow) for name in METHODS]
+)
+"""For tests of what a check of the suite shows of every method in another way: the other methods are slow."""
+
+
 def is_slow(check: Any, settings: Collection[Any], number: int) -> bool:
     """Whether a check is left to `make test-all`, for the so many-th settings of a test."""
     if any(isinstance(value, Method) and value in DEFAULTS for value in settings):

@@ -164,17 +164,16 @@ def test_allocations_are_written_as_tables_and_checked() -> None:
 # ---- real files
 
 
-def test_the_digits_of_fpl(real_data: Path) -> None:
-    clients = {"mnist": 3, "usps": 7, "svhn": 6, "syn_rendered": 4}
+@pytest.mark.parametrize(
+    "drawn", [{}, pytest.param({"syn_rendered": 4}, marks=pytest.mark.slow)], ids=["published", "and rendered"]
+)
+def test_the_digits_of_fpl(real_data: Path, drawn: dict[str, int]) -> None:
+    """The 34 000 rendered digits take long to draw."""
+    clients = {"mnist": 3, "usps": 7, "svhn": 6, **drawn}
     task = Digits(clients=clients).build()
-    expected = {"mnist": 600, "usps": 72, "svhn": 732, "syn_rendered": 250}
-    assert sizes(task) == {f"{d}-{k}": expected[d] for d, n in clients.items() for k in range(n)}
-    assert {d: len(t) for d, t in task.tests.items()} == {
-        "mnist": 10_000,
-        "usps": 2_007,
-        "svhn": 26_032,
-        "syn_rendered": 9_000,
-    }
+    expected = {"mnist": (600, 10_000), "usps": (72, 2_007), "svhn": (732, 26_032), "syn_rendered": (250, 9_000)}
+    assert sizes(task) == {f"{d}-{k}": expected[d][0] for d, n in clients.items() for k in range(n)}
+    assert {d: len(t) for d, t in task.tests.items()} == {d: expected[d][1] for d in clients}
 
 
 def test_the_office_of_fpl(real_data: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clocks import wait_for
+from clocks import PATIENCE, wait_for
 from page_doubles import a_round, written
 from protofed.errors import BadInput
 from protofed.reports.page.server import Watched, server
@@ -29,7 +29,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[Path, int]]:
 def asked(
     port: int, path: str = "/facts.json", method: str = "GET", host: str | None = None, **headers: str
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.putrequest(method, path, skip_host=True)
         connection.putheader("Host", f"127.0.0.1:{port}" if host is None else host)
