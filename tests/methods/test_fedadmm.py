@@ -1,4 +1,4 @@
-"""FedADMM: three rounds against the paper's algorithm, the message on numbers, and FedAvg and FedDyn as special cases."""
+"""FedADMM: three rounds against the paper's algorithm, the message on numbers, and FedAvg and FedDyn in it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +23,10 @@ from methods.conformance import (
 )
 from protofed import tree
 from protofed.api.method import Method
+from protofed.methods.families import Weights, WeightUpload
 from protofed.methods.fedadmm import FedADMM
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddyn import FedDyn
-from protofed.methods.families import Weights, WeightUpload
 from references import fedadmm
 from references.replayed import largest_difference
 

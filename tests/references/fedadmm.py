@@ -4,12 +4,24 @@ A client descends f(w) + ⟨y, w − θ⟩ + ρ/2 ‖w − θ‖², then y ← y
 Δ = (w⁺ − w) + (y⁺ − y) / ρ. The server: θ ← θ + η · mean of Δ.
 """
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.data.batches import Batch
 from references.replayed import CLIENTS, SIZE, Modules, State, batches, load, state_of, train
+
+
+def lagrangian(modules: Modules, theta: State, y: State, rho: float, x: Tensor, label: Tensor, batch: Batch) -> Tensor:
+    rows = batch.weight > 0
+    value = F.cross_entropy(modules["classifier"](modules["features"](x))[rows], label[rows])
+    for part, module in modules.items():
+        for name, w in module.named_parameters():
+            way = w - theta[f"{part}.{name}"]
+            value = value + (y[f"{part}.{name}"] * way).sum() + rho / 2 * way.square().sum()
+    return value
 
 
 def rounds(modules: Modules, initial: State, present: list[tuple[str, ...]], rho: float, step: float = 0.0) -> State:
@@ -24,18 +36,7 @@ def rounds(modules: Modules, initial: State, present: list[tuple[str, ...]], rho
         delta = {n: torch.zeros_like(leaf) for n, leaf in theta.items()}
         for client in clients:
             load(modules, theta)
-            weights = {f"{p}.{n}": w for p, m in modules.items() for n, w in m.named_parameters()}
-
-            def lagrangian(x: Tensor, label: Tensor, batch: Batch, client: str = client, w: State = weights) -> Tensor:
-                rows = batch.weight > 0
-                scores = modules["classifier"](modules["features"](x))
-                value = F.cross_entropy(scores[rows], label[rows])
-                for n in names:
-                    way = w[n] - theta[n]
-                    value = value + (y[client][n] * way).sum() + rho / 2 * way.square().sum()
-                return value
-
-            train(modules, batches(client, number), lagrangian)
+            train(modules, batches(client, number), partial(lagrangian, modules, theta, y[client], rho))
             trained = state_of(modules)
             for n, leaf in trained.items():
                 change = leaf - theta[n]

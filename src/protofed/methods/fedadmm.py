@@ -1,7 +1,7 @@
 """FedADMM: clients solve their part of one constrained problem, and send how far weights and multipliers have moved.
 
-Gong, Li, Freris: FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System Heterogeneity, ICDE 2022.
-Authors' code: YonghaiGong/FedADMM, `update.py` and `federated_main.py`.
+Gong, Li, Freris: FedADMM: A Robust Federated Deep Learning Framework with Adaptivity to System Heterogeneity, ICDE
+2022. Authors' code: YonghaiGong/FedADMM, `update.py` and `federated_main.py`.
 
 Sends: weights, moved on by what its multiplier asks for. Keeps: its trained weights and its multiplier. Server: moves
 towards the mean of what clients send, as far as the share of clients that replied.
@@ -11,8 +11,8 @@ Departures:
    augmented Lagrangian by a constant, and nothing is divided by ρ.
 2. A client sends the received weights plus the paper's message Δ, so that the server's step of size 1 is a mean.
 3. Δ is measured from the client's weights of its last round, as in the paper's algorithm, which are the initial ones
-   before its first. The authors' code measures it from the received weights, so that Δ is twice the client's way whatever
-   the multiplier is (a setting).
+   before its first. The authors' code measures it from the received weights, so that Δ is twice the client's way,
+   whatever the multiplier is (a setting).
 4. The server's step size is by default the share of clients that replied, with which the global weights stay the mean
    over all clients of weights plus scaled multiplier. The authors' code takes 1, and ½ from round 60 on (a setting; it
    does not change in a run).
