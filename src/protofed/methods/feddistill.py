@@ -1,8 +1,8 @@
 """FedDistill: clients send the mean scores that they give each class, and learn from those of the others.
 
 Jeong, Oh, Kim, Park, Bennis, Kim: Communication-Efficient On-Device Machine Learning: Federated Distillation and
-Augmentation under Non-IID Private Data, NeurIPS 2018 workshop on Machine Learning on the Phone. The authors have
-published no code; third parties' are zhuangdizhu/FedGen, `userFedDistill.py`, and TsingZ0/PFLlib, `clientfd.py`.
+Augmentation under Non-IID Private Data, NeurIPS 2018 workshop on Machine Learning on the Phone. We know of no code of
+the authors'; third parties' are zhuangdizhu/FedGen, `userFedDistill.py`, and TsingZ0/PFLlib, `clientfd.py`.
 
 Sends: class means of scores, and which classes it has. Keeps: its whole model. Server: plain mean of each class's
 scores over the clients that have it; for each client over the others.
