@@ -1,9 +1,10 @@
-"""Rounds of GPFL in plain torch (Zhang and others, ICCV 2023), with the terms of the objective example by example."""
+"""Rounds of GPFL in plain torch (Zhang and others, ICCV 2023)."""
 
 from collections.abc import Mapping
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.data.batches import Batch
@@ -37,17 +38,14 @@ def objective(
     generic, personal = frozen.sum(0) / CLASSES, sum((share[c] * frozen[c] for c in range(CLASSES)), torch.zeros(DIM))
     features = modules["features"](x)
     table = modules["categories"](torch.arange(CLASSES))
-    rows = [k for k in range(len(y)) if batch.weight[k] > 0]
-    value = torch.zeros(())
-    for k in rows:
-        label = int(y[k])
-        own = modules["classifier"](modules["valve"](features[k], personal))
-        shared = modules["valve"](features[k], generic)
-        cosine = torch.stack([(shared @ e) / (shared.norm() * e.norm()) for e in table])
-        value = value - own.log_softmax(-1)[label] - cosine.log_softmax(-1)[label]
-        value = value + lam * (shared - frozen[label]).square().sum().sqrt()
+    rows = batch.weight > 0
+    y, own = y[rows], modules["classifier"](modules["valve"](features, personal))[rows]
+    shared = modules["valve"](features, generic)[rows]
+    value = F.cross_entropy(own, y)
+    value = value + F.cross_entropy(F.cosine_similarity(shared[:, None], table[None], dim=-1), y)
+    value = value + lam * (shared - frozen[y]).square().sum(-1).sqrt().mean()
     decayed = [*modules["valve"].parameters(), *modules["categories"].parameters()]
-    return value / len(rows) + sum((mu / 2 * p.square().sum() for p in decayed), torch.zeros(()))
+    return value + sum((mu / 2 * p.square().sum() for p in decayed), torch.zeros(()))
 
 
 def rounds(
