@@ -38,7 +38,7 @@ def test_conformance(check: Callable[[Method], None], method: CFL) -> None:
 
 
 def test_three_rounds_are_those_of_a_plain_reference() -> None:
-    """The largest difference of a weight was 1e-7. Five clients part in the second round and in the third."""
+    """The largest difference of a weight was 1.2e-7. Five clients part in the second round and in the third."""
     of = federation(CUTTING)
     state = after(3, of)
     clusters, models = cfl.rounds(small_network(), of.start().server.undivided, 3, 1, 100.0, 0.0)

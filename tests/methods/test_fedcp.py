@@ -36,7 +36,7 @@ def test_conformance(check: Callable[[Method], None]) -> None:
 
 
 def test_three_rounds_are_those_of_a_plain_reference() -> None:
-    """The largest difference of a weight was 1e-7."""
+    """The largest difference of a weight was 5e-7."""
     of = federation(METHOD)
     initial = of.server_context(0, "round").initial_params()
     shared, heads = fedcp.rounds(small_network(), initial, 3, 5.0)

@@ -42,7 +42,7 @@ def memorised(z: list[list[float]], label: list[int], mixing: float = 0.5) -> Me
 
 
 def test_three_rounds_and_what_clients_then_say_are_those_of_a_plain_reference() -> None:
-    """The largest difference of a weight was 1e-7, of a probability 3e-7."""
+    """The largest difference of a weight and of a probability was 1.2e-7."""
     method = KnnPer(neighbours=3, mixing_weight=0.7)
     of = federation(method)
     state = of.finish(after(3, of))
