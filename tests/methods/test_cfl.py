@@ -28,6 +28,7 @@ from references.replayed import largest_difference
 
 CUTTING = CFL(stationary_norm=100.0, progress_norm=0.0, first_round=1, linkage="single")
 """Cuts every cluster of three or more from the second round on."""
+OF_AUTHORS = {"stationary_norm": 0.4, "progress_norm": 1.6, "first_round": 20}
 EVERYONE = tuple(sorted(TASK.clients))
 
 
@@ -114,7 +115,7 @@ OPPOSED = {"ann": 2.0, "bob": 2.0, "cyd": -2.0, "dan": -2.0, "eve": 0.5}
     ],
 )
 def test_when_a_cluster_is_cut(settings: dict[str, Any], round: int, is_cut: bool) -> None:
-    found = clusters_of(aggregated(CFL(**settings), round, OPPOSED))
+    found = clusters_of(aggregated(CFL(**{**OF_AUTHORS, **settings}), round, OPPOSED))
     assert found == ([["ann", "bob", "eve"], ["cyd", "dan"]] if is_cut else [list(EVERYONE)])
 
 

@@ -26,7 +26,7 @@ from protofed.nn.networks import Model, Networks
 from references import fedcp
 from references.replayed import largest_difference
 
-METHOD = FedCP()
+METHOD = FedCP(discrepancy_weight=5.0)
 TEST = TASK.transform.clean(TASK.tests["domain 0"].x)
 
 

@@ -67,7 +67,7 @@ def rounds(
         trained = {}
         for client in CLIENTS:
             load(modules, {**shared, **heads[client]})
-            received = copy.deepcopy(modules["features"]).eval()
+            received = copy.deepcopy(modules["features"])
             loss = partial(objective, modules, received, context_of(heads[client]), lam)
             train(modules, batches(client, number), loss, frozen=("shared_head",))
             state = state_of(modules)

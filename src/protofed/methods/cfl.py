@@ -53,14 +53,14 @@ class Clusters:
 @dataclass(frozen=True)
 class CFL(Averages, Method[Clusters, Weights, Nothing, WeightUpload]):
     tags = ("personal",)
-    stationary_norm: NonNegative = 0.4
+    stationary_norm: NonNegative = 0.25
     """ε₁: a cluster may be cut when the mean of its clients' updates is shorter. It depends on network and learning
     rate: the paper advises a tenth of the longest mean update seen."""
-    progress_norm: NonNegative = 1.6
+    progress_norm: NonNegative = 0.5
     """ε₂: and only if the longest update of one of its clients is longer."""
     gap: NonNegative = 0.0
     """γ_max: and only if √((1 − α)/2) is greater, where α is the highest similarity of updates across the cut."""
-    first_round: Annotated[int, Ge(0)] = 20
+    first_round: Annotated[int, Ge(0)] = 10
     """Rounds that pass before a cluster may be cut."""
     smallest: Annotated[int, Ge(2)] = 3
     """A cluster of fewer clients is not cut."""

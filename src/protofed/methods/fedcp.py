@@ -11,12 +11,10 @@ Departures:
    random.
 2. The direction of the own head is that of the head that a client's training began from, also in the first round, for
    which the authors' code draws one at random.
-3. The frozen features of the discrepancy are computed in evaluation mode; in training mode in the authors' code.
-   Networks without BatchNorm make no difference.
-4. The discrepancy is taken over the rows of a batch that count.
-5. The policy divides what the classifier reads: the output of the projection where the network has one. The discrepancy
+3. The discrepancy is taken over the rows of a batch that count.
+4. The policy divides what the classifier reads: the output of the projection where the network has one. The discrepancy
    is of that too.
-6. Between rounds a client is tested with the server's weights and its own head, as in the authors' code.
+5. Between rounds a client is tested with the server's weights and its own head, as in the authors' code.
 """
 
 import copy
@@ -32,7 +30,7 @@ from protofed.api.method import NonNegative
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods._shared.models import CLASSIFIER, embedded, embedding_dim
+from protofed.methods._shared.models import CLASSIFIER, embedded, embedding_dim, own_statistics
 from protofed.methods.families import OwnWeights, PartSharing, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts, matching
 from protofed.nn.precision import product
@@ -47,7 +45,7 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
 @dataclass(frozen=True)
 class FedCP(PartSharing):
     tags = ("personal",)
-    discrepancy_weight: NonNegative = 5.0
+    discrepancy_weight: NonNegative = 1.0
     """λ, how strongly features are held to the distribution of those that the received weights give."""
 
     private = CLASSIFIER
@@ -79,8 +77,7 @@ class FedCP(PartSharing):
         normal = batch.normal(*z.shape)
         noise = log_ndtr(normal) - log_ndtr(-normal)  # the difference of two Gumbel draws is logistic
         scores = both_heads(model, z, direction(memory.params), noise)
-        received = {**model.params, **message.params, **memory.params}
-        frozen = embedded(model.frozen(received), batch.x)
+        frozen = embedded(own_statistics(model.at({**message.params, **memory.params})), batch.x)
         return batch.cross_entropy(scores) + self.discrepancy_weight * discrepancy(z, frozen, batch.weight)
 
     def predict(self, model: Model, x: Tensor, message: Weights, memory: OwnWeights | None) -> Tensor:
