@@ -134,7 +134,8 @@ def clusters_of(state: Clusters) -> list[list[ClientId]]:
 def cosines(updates: Tensor) -> Tensor:
     """The similarity of each two updates, (n, n). An update of length 0 is like no other."""
     direction = updates / updates.norm(dim=-1, keepdim=True).clamp(min=1e-12)
-    return direction @ direction.T
+    similarity: Tensor = direction @ direction.T
+    return similarity
 
 
 def bipartition(similarity: Tensor, method: Linkage) -> Tensor:
@@ -144,4 +145,4 @@ def bipartition(similarity: Tensor, method: Linkage) -> Tensor:
 
     distance = (1 - similarity).clamp(min=0).fill_diagonal_(0)
     tree = linkage(squareform(distance.cpu().numpy(), checks=False), method)
-    return torch.from_numpy(cut_tree(tree, n_clusters=2)[:, 0] != 0)
+    return torch.from_numpy(cut_tree(tree, n_clusters=[2])[:, 0] != 0)

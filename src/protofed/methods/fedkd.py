@@ -121,4 +121,5 @@ def thinned(update: Tensor, energy: float) -> Tensor:
     u, values, v = torch.linalg.svd(update.flatten(1).double(), full_matrices=False)
     squares = values.square().cumsum(0)
     count = int((squares < energy * squares[-1]).sum()) + 1
-    return (u[:, :count] * values[:count] @ v[:count]).view(update.shape).to(update.dtype)
+    kept: Tensor = u[:, :count] * values[:count] @ v[:count]
+    return kept.view(update.shape).to(update.dtype)
