@@ -15,8 +15,8 @@ Departures:
    size in all rounds. The numbers are those of the paper, the bytes are not; the page says what factors would take.
 3. The kernels of a convolution are one matrix, (out, in · height · width); the authors' code has no convolutions.
    PFLlib takes the singular values of each kernel by itself, and those of weights, not of updates.
-4. The fewest singular values are kept whose squares reach the part; all, if none are left out. In the authors' code the
-   last is missing, and where all would be needed none is kept.
+4. The fewest singular values are kept whose squares reach the part; all, where all are needed. The authors' code keeps
+   none then.
 5. Updates that have no two dimensions, such as biases, and statistics of BatchNorm travel whole, as in the authors'
    code.
 6. The divergence is the sum over classes, as in the paper; the authors' code takes the mean over classes too.
