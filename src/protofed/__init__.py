@@ -57,18 +57,24 @@ if TYPE_CHECKING:
     from protofed.methods import METHODS
     from protofed.methods.averaging import Averaging
     from protofed.methods.ccvr import CCVR
+    from protofed.methods.cfl import CFL
     from protofed.methods.ditto import Ditto
+    from protofed.methods.fedadmm import FedADMM
     from protofed.methods.fedala import FedALA
     from protofed.methods.fedasam import FedASAM
     from protofed.methods.fedavg import FedAvg
     from protofed.methods.fedavg_ft import FedAvgFT
     from protofed.methods.fedbn import FedBN
+    from protofed.methods.fedcp import FedCP
     from protofed.methods.feddc import FedDC
     from protofed.methods.feddecorr import FedDecorr
+    from protofed.methods.feddistill import FedDistill
     from protofed.methods.feddyn import FedDyn
+    from protofed.methods.fedem import FedEM
     from protofed.methods.fedetf import FedETF
     from protofed.methods.fedfomo import FedFomo
     from protofed.methods.fedgh import FedGH
+    from protofed.methods.fedkd import FedKD
     from protofed.methods.fedmd import FedMD
     from protofed.methods.fedmlp import FedMLP
     from protofed.methods.fednh import FedNH
@@ -88,8 +94,10 @@ if TYPE_CHECKING:
     from protofed.methods.fedsr import FedSR
     from protofed.methods.fpl import FPL
     from protofed.methods.ga import GA
+    from protofed.methods.gpfl import GPFL
     from protofed.methods.grace import GRACE
     from protofed.methods.ifca import IFCA
+    from protofed.methods.knn_per import KnnPer
     from protofed.methods.lg_fed import LGFed
     from protofed.methods.local import LocalOnly
     from protofed.methods.moon import Moon
@@ -110,23 +118,30 @@ if TYPE_CHECKING:
 
 _METHODS = {
     "CCVR": "protofed.methods.ccvr",
+    "CFL": "protofed.methods.cfl",
     "FPL": "protofed.methods.fpl",
     "GA": "protofed.methods.ga",
+    "GPFL": "protofed.methods.gpfl",
     "GRACE": "protofed.methods.grace",
     "IFCA": "protofed.methods.ifca",
     "Averaging": "protofed.methods.averaging",
     "Ditto": "protofed.methods.ditto",
+    "FedADMM": "protofed.methods.fedadmm",
     "FedALA": "protofed.methods.fedala",
     "FedASAM": "protofed.methods.fedasam",
     "FedAvg": "protofed.methods.fedavg",
     "FedAvgFT": "protofed.methods.fedavg_ft",
     "FedBN": "protofed.methods.fedbn",
+    "FedCP": "protofed.methods.fedcp",
     "FedDC": "protofed.methods.feddc",
     "FedDecorr": "protofed.methods.feddecorr",
+    "FedDistill": "protofed.methods.feddistill",
     "FedDyn": "protofed.methods.feddyn",
+    "FedEM": "protofed.methods.fedem",
     "FedETF": "protofed.methods.fedetf",
     "FedFomo": "protofed.methods.fedfomo",
     "FedGH": "protofed.methods.fedgh",
+    "FedKD": "protofed.methods.fedkd",
     "FedMD": "protofed.methods.fedmd",
     "FedMLP": "protofed.methods.fedmlp",
     "FedNH": "protofed.methods.fednh",
@@ -144,6 +159,7 @@ _METHODS = {
     "FedSR": "protofed.methods.fedsr",
     "FedSeProto": "protofed.methods.fedseproto",
     "FedSoup": "protofed.methods.fedsoup",
+    "KnnPer": "protofed.methods.knn_per",
     "LGFed": "protofed.methods.lg_fed",
     "LocalOnly": "protofed.methods.local",
     "Moon": "protofed.methods.moon",
@@ -153,8 +169,10 @@ _METHODS = {
 
 __all__ = [
     "CCVR",
+    "CFL",
     "FPL",
     "GA",
+    "GPFL",
     "GRACE",
     "IFCA",
     "METHODS",
@@ -171,17 +189,22 @@ __all__ = [
     "CosineRate",
     "Data",
     "Ditto",
+    "FedADMM",
     "FedALA",
     "FedASAM",
     "FedAvg",
     "FedAvgFT",
     "FedBN",
+    "FedCP",
     "FedDC",
     "FedDecorr",
+    "FedDistill",
     "FedDyn",
+    "FedEM",
     "FedETF",
     "FedFomo",
     "FedGH",
+    "FedKD",
     "FedMD",
     "FedMLP",
     "FedNH",
@@ -199,6 +222,7 @@ __all__ = [
     "FedSR",
     "FedSeProto",
     "FedSoup",
+    "KnnPer",
     "LGFed",
     "LocalOnly",
     "LoggingSettings",
