@@ -1,4 +1,4 @@
-"""pFedMe: each client's model is the one near its copy of the global model that fits it best; the copy moves towards it.
+"""pFedMe: each client has a model of its own, held near its copy of the global one, which moves towards it in turn.
 
 Dinh, Tran, Nguyen: Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
 
@@ -103,7 +103,7 @@ class PFedMe(GlobalModel[OwnWeights]):
 
 @dataclass(frozen=True)
 class MoreauDescent:
-    """An optimiser of two models at once: one, θ, that fits the batch near the other, w, which then moves towards it."""
+    """An optimiser of two models at once: θ fits the batch near w, and w then moves towards θ."""
 
     base: Sgd
     attraction: float
@@ -124,7 +124,7 @@ class MoreauDescent:
         return ()
 
     def step(self, gradient: Gradient, params: Params, state: tuple[()]) -> tuple[Params, tuple[()]]:
-        """K steps of θ down f(θ) + λ/2 ‖θ − w‖², Eq. (7); then w ← w − η λ (w − θ), line 8 of Algorithm 1."""
+        """A local round of Algorithm 1: K steps of θ down f(θ) + λ/2 ‖θ − w‖², then w ← w − η λ (w − θ)."""
         own, copy = without_twin(params), twin_of(params)
 
         def slope(at: Params) -> Params:
