@@ -1,12 +1,14 @@
 """FedAMP: the attention by hand, and three rounds against a plain torch loop."""
 
+from collections.abc import Callable
 from math import exp
 
 import pytest
 import torch
 
-from methods.conformance import SIZES, TASK, after, assert_close, federation, scripted, small_task, usual
+from methods.conformance import CHECKS, SIZES, TASK, after, assert_close, federation, scripted, small_task, usual
 from methods.small_replay import SGD, after_three_rounds, batches, largest_difference, network
+from protofed.api.method import Method
 from protofed.methods.fedamp import FedAMP, by_cosine, by_distance, inner_products
 from protofed.methods.local import LocalOnly
 from references import fedamp
@@ -91,3 +93,8 @@ def test_a_client_that_is_alone_is_sent_its_own_model(method: FedAMP) -> None:
     state = after(1, of)
     sent = method.message_for(state.server, "ann").params
     assert_close(sent, state.memories["ann"].params, "what it is sent", within=0.0)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_other_version_conforms(check: Callable[[Method], None]) -> None:
+    check(HEURISTIC)

@@ -100,8 +100,8 @@ def test_the_clients_terms_by_hand() -> None:
     model = networks.model({"classifier.weight": 0.1 * torch.eye(2)}, training=True)
     method, batch = FedGen(generated_weight=3.0, agreement_weight=5.0), batch_of([[0.0, 0.0]], [0])
     loss = method.local_loss(model, batch, torch.tensor([False, True]), torch.tensor(0.5))
-    # The example's scores are 0 and 0. Features of class 1 alone are made: scores 0 and 1. Those of the example's
-    # class have the scores 1 and 0: p = e / (1 + e), and KL((p, 1 − p) ‖ (½, ½)) = log 2 + p log p + (1 − p) log(1 − p).
+    # The example's scores are 0 and 0. Features of class 1 alone are made: scores 0 and 1. Those of class 0, which the
+    # example has, get 1 and 0: p = e / (1 + e), and KL((p, 1 − p) ‖ (½, ½)) = log 2 + p log p + (1 − p) log(1 − p).
     p = exp(1) / (1 + exp(1))
     divergence = log(2) + p * log(p) + (1 - p) * log(1 - p)
     assert loss.item() == pytest.approx(log(2) + 0.5 * (3 * log(1 + exp(-1)) + 5 * divergence), abs=1e-6)

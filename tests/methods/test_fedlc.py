@@ -1,12 +1,14 @@
 """FedLC: the calibrated scores by hand, both sums, and three rounds against a plain torch loop."""
 
+from collections.abc import Callable
 from math import exp, log
 
 import pytest
 import torch
 
-from methods.conformance import TASK, assert_same, batch_of, federation, identity_model, small_task, usual
+from methods.conformance import CHECKS, TASK, assert_same, batch_of, federation, identity_model, small_task, usual
 from methods.small_replay import SGD, after_three_rounds, batches, largest_difference, network
+from protofed.api.method import Method
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedlc import FedLC, calibrated, loss_against_others
 from protofed.prototypes.contrast import ABSENT
@@ -55,3 +57,8 @@ def test_without_margins_a_client_that_has_all_classes_learns_as_in_fedavg() -> 
     assert not torch.equal(
         usual(FedLC(), 1).server.params["classifier.weight"], usual(FedAvg(), 1).server.params["classifier.weight"]
     )
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_other_version_conforms(check: Callable[[Method], None]) -> None:
+    check(PAPER)

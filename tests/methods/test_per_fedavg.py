@@ -1,14 +1,15 @@
 """Per-FedAvg: both gradients against exact ones, and three rounds against a plain torch loop."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from methods.conformance import TASK, TRAINING, after, assert_same, batch_of, federation, small_task, usual
+from methods.conformance import CHECKS, TASK, TRAINING, after, assert_same, batch_of, federation, small_task, usual
 from methods.small_replay import EXAMPLES, SGD, after_three_rounds, batches, largest_difference, network
+from protofed.api.method import Method
 from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.errors import BadInput
@@ -141,3 +142,8 @@ def test_parts_of_one_row_are_refused_where_batchnorm_needs_two() -> None:
 def test_a_client_of_one_example_takes_part() -> None:
     state = after(1, federation(FIRST_ORDER, small_task({"ann": [0], "bob": [0, 1, 2, 3, 3]})))
     assert not state.failures
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_other_version_conforms(check: Callable[[Method], None]) -> None:
+    check(HESSIAN_FREE)

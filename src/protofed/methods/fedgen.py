@@ -163,7 +163,7 @@ class FedGen(PublicWeights[WithGenerator, Nothing, CountingUpload]):
         those of generated features of their classes."""
         scores = model.classifier(model.embedding(model.features(batch.x)))  # (B, C)
         draws = batch.normal(len(batch.y), 2 * NOISE + len(is_known))
-        noise, other_noise, chance = draws.split([NOISE, NOISE, len(is_known)], dim=-1)
+        noise, other_noise, chance = draws[:, :NOISE], draws[:, NOISE : 2 * NOISE], draws[:, 2 * NOISE :]
         y = torch.where(is_known, chance, -torch.inf).argmax(-1)  # (B,), any known class alike
         frozen = model.frozen(model.params)
         generated = F.cross_entropy(model.classifier(frozen.generator(other_noise, y)), y, reduction="none")

@@ -87,12 +87,14 @@ class PerFedAvg(GlobalModel[OwnWeights]):
         slope = gradient(model, weights, first)
         tried = {name: leaf - self.adaptation_lr * slope[name] for name, leaf in weights.items()}
         loss = second.cross_entropy(model.at({**model.params, **tried}).logits(second.x))
-        for part in third:
-            found = torch.autograd.grad(loss, list(tried.values()), retain_graph=True, materialize_grads=True)
-            bent = self.hessian_product(model, weights, dict(zip(tried, found, strict=True)), part)
-            aim = torch.stack([(bent[name] * leaf).sum() for name, leaf in weights.items()]).sum()
-            loss = loss - self.adaptation_lr * (aim - aim.detach())  # of value 0: it has a gradient alone
-        return loss
+        if not third:
+            return loss
+        found = torch.autograd.grad(loss, list(tried.values()), materialize_grads=True)
+        slope_there = dict(zip(tried, found, strict=True))  # ∇f(w̃; D')
+        bent = self.hessian_product(model, weights, slope_there, third[0])
+        terms = [((slope_there[n] - self.adaptation_lr * bent[n]) * leaf).sum() for n, leaf in weights.items()]
+        aim = torch.stack(terms).sum()
+        return loss.detach() + (aim - aim.detach())  # of the value of the loss, with the gradient of `aim`
 
     def hessian_product(self, model: Model, weights: Params, direction: Params, batch: Batch) -> Params:
         """(∇f(w + δ g; D'') − ∇f(w − δ g; D'')) / 2δ."""
