@@ -22,7 +22,7 @@ from protofed.tree import Params
 
 CLASSES, INPUTS, FEATURES = 3, 4, 6
 ROUNDS, EPOCHS, LR, MOMENTUM = 3, 2, 0.05, 0.5
-LABELS = {"ann": [0, 0, 1, 1, 2, 2, 0, 1], "bob": [0, 1, 1, 0, 1, 0], "cyd": [2, 2, 1, 2, 1, 2, 2]}
+LABELS = {"ann": [0] * 6 + [1] * 5 + [2] * 5, "bob": [0] * 6 + [1] * 5, "cyd": [1] * 5 + [2] * 8}
 """Bob has no example of class 2, and cyd none of class 0."""
 
 
@@ -46,7 +46,7 @@ def network(client: str = "") -> Parts:
 def federation(method: Method[Any, Any, Any, Any], model: Any = network) -> Federation:
     data = {name: Data.of(x, y) for name, (x, y) in clients().items()}
     task = Task(data, {"all": data["ann"]}, CLASSES, model, name="few numbers")
-    training = Training(rounds=ROUNDS, epochs=EPOCHS, batch_size=8, optimizer=Sgd(lr=LR, momentum=MOMENTUM))
+    training = Training(rounds=ROUNDS, epochs=EPOCHS, batch_size=16, optimizer=Sgd(lr=LR, momentum=MOMENTUM))
     return Federation(method, task, training, Sequential())
 
 

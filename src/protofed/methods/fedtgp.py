@@ -103,7 +103,7 @@ class FedTGP(Method[Trained, Prototypes, OwnWeights, Prototypes]):
         y = torch.cat([p.is_known.nonzero().flatten() for p in sent])  # (M,)
         margin = min(largest_gap(sent), self.margin_threshold)
         for _ in range(self.server_epochs):
-            for rows in torch.randperm(len(y), generator=draws).split(self.server_batch):
+            for rows in torch.split(torch.randperm(len(y), generator=draws), self.server_batch):
                 weights = {name: leaf.detach().requires_grad_() for name, leaf in weights.items()}
                 loss = margin_contrast(z[rows], y[rows], generated(weights), margin)
                 slopes = torch.autograd.grad(loss, list(weights.values()))
@@ -152,7 +152,8 @@ def initial_generator(num_classes: int, dim: int, draws: torch.Generator) -> Par
     bound = dim**-0.5
 
     def uniform(*shape: int) -> Tensor:
-        return bound * (2 * torch.rand(*shape, generator=draws) - 1)
+        drawn = torch.rand(*shape, generator=draws)
+        return drawn.mul(2 * bound).sub(bound)
 
     return {
         "embedding": torch.randn(num_classes, dim, generator=draws),
@@ -166,7 +167,8 @@ def initial_generator(num_classes: int, dim: int, draws: torch.Generator) -> Par
 def generated(weights: Params) -> Tensor:
     """The global prototypes, (C, D)."""
     hidden = F.linear(weights["embedding"], weights["middle.weight"], weights["middle.bias"]).relu()
-    return F.linear(hidden, weights["last.weight"], weights["last.bias"])
+    made: Tensor = F.linear(hidden, weights["last.weight"], weights["last.bias"])
+    return made
 
 
 def largest_gap(sent: Iterable[Prototypes]) -> float:
