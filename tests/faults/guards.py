@@ -1406,4 +1406,10 @@ GUARDS = (
         tests="tests/models/test_handing_over.py -k data_are_not",
         new="if False:",
     ),
+    Guard(
+        id="no-negative-variance",
+        what="a variance that a client sends below 0 counts as 0",
+        tests="tests/methods/test_fedpac.py -k negative_variance",
+        swap=("variance.clamp(min=0)", "variance"),
+    ),
 )
