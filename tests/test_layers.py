@@ -16,7 +16,7 @@ LAYERS = [
     {"tree"},
     {"nn", "data", "optim", "metrics"},
     {"api"},
-    {"prototypes", "methods", "datasets", "transforms"},
+    {"prototypes", "methods", "datasets", "transforms", "privacy"},
     {"runtimes", "tasks"},
     {"engine"},
     {"evaluation"},
