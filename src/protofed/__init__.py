@@ -30,6 +30,7 @@ _MODULES = {
     "RunFailed": "protofed.errors",
     "RuntimeSettings": "protofed.runs.runtime_choice",
     "Sam": "protofed.optim.optimizers",
+    "SecureSettings": "protofed.engine.secure_settings",
     "Sgd": "protofed.optim.optimizers",
     "StepRate": "protofed.optim.schedules",
     "Task": "protofed.api.task",
