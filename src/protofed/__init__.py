@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from protofed.api.task import Task
     from protofed.data.batches import Batch, Data
     from protofed.data.transforms import Transform
+    from protofed.engine.secure_settings import SecureSettings
     from protofed.errors import BadInput, RunFailed
     from protofed.methods import METHODS
     from protofed.methods.averaging import Averaging
@@ -217,6 +218,7 @@ __all__ = [
     "RuntimeSettings",
     "Sam",
     "Scaffold",
+    "SecureSettings",
     "Sgd",
     "StepRate",
     "Task",

@@ -28,6 +28,8 @@ from protofed.seeds import generator
 from protofed.tree import Tree
 
 TOLERANCE = 1e-5
+LEAST_SIZE = 0.1
+"""Of what a change is a part of: differences of weights are small, and as inexact as the weights."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "fpl, global": {"contrast_with": "global", "consistent_with": "global"},
     "fpl, half global": {"contrast_with": "global"},
@@ -123,7 +125,7 @@ def difference(a: Tree, b: Tree) -> float:
             return float("inf")
         if x.numel():
             gap, size = (x.double() - y.double()).abs().max().item(), y.double().abs().max().item()
-            found.append(gap / max(size, 1e-2))
+            found.append(gap / max(size, LEAST_SIZE))
     return max(found)
 
 

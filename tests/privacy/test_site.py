@@ -141,6 +141,13 @@ def test_with_too_few_at_the_end_there_is_no_sum(tmp_path: Path) -> None:
         of.total()
 
 
+def test_nobody_adds_beside_too_few_others(tmp_path: Path) -> None:
+    of = server(tmp_path)
+    of.share_out()
+    few = dict(list(of.for_site("c00").items())[:5])
+    aborts(lambda: of.sites["c00"].mask(OCCASION, DIGEST, few, of.numbers["c00"]), "6 of 10 sites are too few")
+
+
 @pytest.mark.parametrize("exchange", [2, 3])
 def test_with_too_few_before_the_end_sites_abort(tmp_path: Path, exchange: int) -> None:
     of = server(tmp_path)

@@ -128,7 +128,7 @@ class SecureClients(RoundClients):
         message = self._common(message_for)
         summands = summand(like, message)
         adds = Add(step, summand, self._method.public_weight, FixedPoint(len(self.ids)))
-        like_numbers = MaskedUpload(torch.zeros(len(flat(summands)), dtype=torch.int64))
+        like_numbers = MaskedUpload(torch.zeros(len(flat(summands)), dtype=torch.int64, device="cpu"))
         if self._sums.settings.masks:
             survivors, total = self._masked_sum(adds, message, like_numbers)
         else:
@@ -166,19 +166,19 @@ class SecureClients(RoundClients):
         sealed = self._exchanged(ShareOut(terms, occasion), to_all, like_shares)
         self._require(sealed, needed, "shared their secrets")
 
-        has_shared = torch.tensor([client in sealed for client in ids])
+        has_shared = torch.tensor([client in sealed for client in ids], device="cpu")
 
         def request(client: ClientId) -> exchanges.Request:
-            place, nothing = ids.index(client), torch.zeros(SEALED_BYTES, dtype=torch.uint8)
-            rows = [sealed[other].sealed[place] if other in sealed else nothing for other in ids]
+            place, nothing = ids.index(client), torch.zeros(SEALED_BYTES, dtype=torch.uint8, device="cpu")
+            rows = [sealed[other].sealed[place].cpu() if other in sealed else nothing for other in ids]
             return exchanges.Request(message, has_shared, torch.stack(rows))
 
         masked = dict(super().run(AddMasked(adds, terms, occasion), request, like))
         self._require(masked, needed, "added something")
 
         standing = exchanges.Standing(
-            torch.tensor([client in masked for client in ids]),
-            torch.tensor([client in sealed and client not in masked for client in ids]),
+            torch.tensor([client in masked for client in ids], device="cpu"),
+            torch.tensor([client in sealed and client not in masked for client in ids], device="cpu"),
         )
         like_unmasking = exchanges.UnmaskingUpload(exchanges.rows_of(count, masks.KEY_BYTES))
         shares = self._exchanged(Unmask(terms, occasion), standing, like_unmasking)

@@ -76,7 +76,7 @@ class UnmaskingUpload:
 
 
 def octets(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).cpu()
 
 
 def text_of(octets: Tensor) -> bytes:
@@ -95,7 +95,7 @@ def message_digest(message: Tree) -> bytes:
 def roster_message(roster: Roster, everyone: Sequence[ClientId]) -> RosterMessage:
     adverts = list(roster.adverts.values())
     return RosterMessage(
-        torch.tensor([everyone.index(client) for client in roster.ids]),
+        torch.tensor([everyone.index(client) for client in roster.ids], device="cpu"),
         torch.stack([octets(a.sealing) for a in adverts]),
         torch.stack([octets(a.masking) for a in adverts]),
         torch.stack([octets(a.signature) for a in adverts]),
@@ -188,7 +188,7 @@ class AddMasked:
         numbers, memory = await self.adds.added(client, message.base, memory)
         marks = message.has_shared.tolist()
         sealed = {other: text_of(message.sealed[k]) for k, other in enumerate(ids) if marks[k] and other != client.id}
-        masked = site.mask(self.occasion, digest, sealed, words(numbers.numpy()))
+        masked = site.mask(self.occasion, digest, sealed, words(numbers.cpu().numpy()))
         return Reply(MaskedUpload(torch.from_numpy(masked.view("int64"))), memory)
 
 
@@ -213,4 +213,4 @@ LIKE_ADVERT = AdvertUpload(*(torch.zeros(size, dtype=torch.uint8) for size in (K
 
 
 def rows_of(count: int, size: int) -> Tensor:
-    return torch.zeros(count, size, dtype=torch.uint8)
+    return torch.zeros(count, size, dtype=torch.uint8, device="cpu")
