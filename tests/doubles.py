@@ -18,7 +18,7 @@ from protofed.runs.store.client_state import SavedStore
 from protofed.runtimes.base import Answer, Failure, Job, Reason
 from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.sequential import Sequential
-from protofed.tree import Tree, named_leaves
+from protofed.tree import Mean, Tree, named_leaves
 
 Outcomes = Iterator[tuple[ClientId, Answer | Failure]]
 
@@ -126,3 +126,11 @@ def bits(tree: Tree) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
     """What two trees must agree on to be the same bit for bit."""
     leaves = named_leaves(tree).items()
     return {path: (leaf.dtype, tuple(leaf.shape), leaf.detach().numpy().tobytes()) for path, leaf in leaves}
+
+
+def sum_of(trees: Iterable[Any]) -> Any:
+    """The sum of trees, in float64."""
+    mean = Mean()
+    for one in trees:
+        mean.add(one)
+    return mean.total

@@ -12,6 +12,7 @@ import typer
 from method_docs import table
 from protofed.api.describe import about, settings_of
 from protofed.cli.app import app
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.methods import METHODS
 from protofed.runs import compare
@@ -31,6 +32,7 @@ COLUMNS = ["key", "values", "default", "meaning"]
 FILLED = {
     "training": Training,
     "uploads": UploadSettings,
+    "secure": SecureSettings,
     "runtime": RuntimeSettings,
     "evaluation": EvaluationSettings,
     "saving": SavingSettings,

@@ -30,6 +30,7 @@ _MODULES = {
     "RunFailed": "protofed.errors",
     "RuntimeSettings": "protofed.runs.runtime_choice",
     "Sam": "protofed.optim.optimizers",
+    "SecureSettings": "protofed.engine.secure_settings",
     "Sgd": "protofed.optim.optimizers",
     "StepRate": "protofed.optim.schedules",
     "Task": "protofed.api.task",
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from protofed.api.task import Task
     from protofed.data.batches import Batch, Data
     from protofed.data.transforms import Transform
+    from protofed.engine.secure_settings import SecureSettings
     from protofed.errors import BadInput, RunFailed
     from protofed.methods import METHODS
     from protofed.methods.averaging import Averaging
@@ -240,6 +242,7 @@ __all__ = [
     "RuntimeSettings",
     "Sam",
     "Scaffold",
+    "SecureSettings",
     "Sgd",
     "StepRate",
     "Task",

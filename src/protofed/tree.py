@@ -1,7 +1,7 @@
 """Records: immutable trees of tensors, and the arithmetic that federated learning does on them."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
 from typing import Any, TypeVar, dataclass_transform, get_type_hints
@@ -130,10 +130,24 @@ class Mean:
             torch._foreach_add_([self._sums[name] for name in named], list(named.values()), alpha=weight)  # in float64
         self._weight += weight  # guard: renormalisation-over-those-replied
 
+    @classmethod
+    def of_sums(cls, like: Tree, sums: Mapping[str, Tensor], weight: float) -> "Mean":
+        """The mean of trees like this one whose sums, by path, and whose weights' sum are known."""
+        mean = cls()
+        mean._like = map(lambda leaf: leaf.new_empty(0), like)
+        mean._sums = {path: sums[path] for path in named_leaves(like)}
+        mean._weight = weight
+        return mean
+
     @property
     def weight(self) -> float:
         """The sum of all weights so far."""
         return self._weight
+
+    @property
+    def total(self) -> Tree:
+        """The sum so far, in float64."""
+        return with_leaves(self._like, list(self._sums.values()))
 
     def value(self) -> Tree:
         if self._weight <= 0:  # guard: mean-no-weight-abandons-round

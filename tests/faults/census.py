@@ -18,7 +18,7 @@ from protofed.data.batches import Data
 from protofed.engine.state import State
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
 from protofed.nn.networks import Parts
-from protofed.prototypes.class_means import PrototypeMode, Prototypes, mean_over_counts
+from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes, by_count, mean_of
 from protofed.tree import record
 
 CLASSES = 8
@@ -57,8 +57,11 @@ class Census(PrototypeSharing[Prototypes]):
     def upload_spec(self, state: WeightsAndPrototypes[Prototypes], server: ServerContext) -> PrototypeUpload:
         return PrototypeUpload(state.params, state.prototypes, torch.tensor(0))
 
-    def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
-        return mean_over_counts(prototypes, previous)
+    def added(self, prototypes: Prototypes) -> ClassSums:
+        return by_count(prototypes)
+
+    def combine(self, sums: ClassSums, previous: Prototypes) -> Prototypes:
+        return mean_of(sums, previous)
 
     def prototype_loss(self, z: Any, batch: Any, known: Any) -> Any:
         raise AssertionError("the census does not train")

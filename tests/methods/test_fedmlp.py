@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from doubles import sum_of
 from methods.conformance import (
     CHECKS,
     ODD_TASK,
@@ -76,7 +77,7 @@ def test_the_server_makes_both_levels_and_an_absent_class_keeps_its_prototype() 
     ann = Prototypes(torch.tensor([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0, 0.0]))
     bob = Prototypes(torch.tensor([[3.0, 2.0], [0.0, 5.0], [0.0, 0.0]]), torch.tensor([1.0, 1.0, 0.0]))
     old = Prototypes(torch.tensor([[9.0, 9.0], [9.0, 9.0], [-1.0, 0.0]]), torch.tensor([2.0, 2.0, 1.0]))
-    found = method.combine([ann, bob], Levels(old, torch.full((3, 2), 7.0)))
+    found = method.combine(sum_of(map(method.added, [ann, bob])), Levels(old, torch.full((3, 2), 7.0)))
     # Class 0: ((1, 0) + (3, 2)) / 2 = (2, 1), whatever the numbers of examples. Class 1 is bob's. Class 2 stays.
     assert found.classes.mean.tolist() == [[2.0, 1.0], [0.0, 5.0], [-1.0, 0.0]]
     assert torch.equal(found.semantic, semantic_prototypes(found.classes, 0.5))

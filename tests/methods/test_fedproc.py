@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from doubles import sum_of
 from methods.conformance import (
     CHECKS,
     TASK,
@@ -27,7 +28,8 @@ from protofed.data.batches import Batch
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedproc import FedProc
 from protofed.nn.networks import Parts
-from protofed.prototypes.class_means import Prototypes, mean_over_counts
+from protofed.prototypes import class_means
+from protofed.prototypes.class_means import Prototypes
 
 SETTINGS = {
     "default": FedProc(),
@@ -94,7 +96,7 @@ def test_prototypes_are_weighted_by_examples_and_an_absent_class_keeps_its_own()
     ann = Prototypes(torch.tensor([[1.0, 0.0], [6.0, 6.0], [0.0, 0.0]]), torch.tensor([3.0, 2.0, 0.0]))
     bob = Prototypes(torch.tensor([[5.0, 4.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0, 0.0]))
     previous = Prototypes(torch.tensor([[9.0, 9.0], [9.0, 9.0], [0.1, 0.7]]), torch.tensor([8.0, 8.0, 5.0]))
-    found = mean_over_counts([ann, bob], previous)
+    found = class_means.mean_of(sum_of(map(class_means.by_count, [ann, bob])), previous)
     # Class 0: (3 · (1, 0) + 1 · (5, 4)) / 4 = (2, 1). Class 1 is ann's alone. Nobody has class 2.
     assert found.mean[:2].tolist() == [[2.0, 1.0], [6.0, 6.0]]
     assert torch.equal(found.mean[2], previous.mean[2])

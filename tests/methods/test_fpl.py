@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from doubles import sum_of
 from methods.conformance import (
     CLASSES,
     FEATURES,
@@ -42,7 +43,10 @@ def client(*rows: list[float] | None) -> Prototypes:
 
 def combined(clients: list[Prototypes], method: FPL | None = None, previous: Targets | None = None) -> Targets:
     method = method or FPL()
-    return method.combine(clients, previous or method.no_prototypes(len(clients[0].mean), 2))
+    previous = previous or method.no_prototypes(len(clients[0].mean), 2)
+    if method.sums:
+        return method.combine(sum_of(map(method.added, clients)), previous)
+    return method.clustered(clients, previous)
 
 
 def rows(known: Targets, c: int) -> list[list[float]]:

@@ -6,15 +6,13 @@ from typing import Self
 import pytest
 import torch
 
-from methods.conformance import assert_close, federation, reply_of, usual
+from methods.conformance import federation
 from protofed.api.method import Method
 from protofed.errors import BadInput, RoundAbandoned
-from protofed.methods import METHODS
 from protofed.methods._shared.mixing import entry, stacked, weighted_mean
 from protofed.methods._shared.own_training import own_optimizer
 from protofed.methods.ditto import Ditto
-from protofed.methods.families import SumMethod, Weights
-from protofed.methods.fedavg import FedAvg
+from protofed.methods.families import Weights
 from protofed.methods.fedavg_ft import FedAvgFT
 from protofed.methods.fedrep import FedRep
 from protofed.optim.optimizers import Adam, Gradient, Optimizer, Sam, Sgd
@@ -34,30 +32,6 @@ def test_an_entry_of_stacked_records_is_the_record() -> None:
     stack = stacked(records)
     assert stack.params["w"].shape == (3, 2)
     assert [entry(stack, k).params["w"].tolist() for k in range(3)] == [[0.0, 0.0], [1.0, 2.0], [2.0, 4.0]]
-
-
-def test_these_methods_need_more_than_sums() -> None:
-    """A server that needs only sums could be given them encrypted. A method joins or leaves this list on purpose."""
-    families = [cls for cls in METHODS.values() if issubclass(cls, SumMethod)]
-    assert {"FedAvg", "Scaffold", "FedNova", "FedDC", "FedSoup", "FedRep", "FedBN"} <= {
-        cls.__name__ for cls in families
-    }
-    others = {cls.__name__ for cls in families if cls.aggregate is not SumMethod.aggregate}
-    assert others == {"GRACE", "FedNH"}
-
-
-def test_what_a_server_makes_of_sums_does_not_depend_on_whose_they_are() -> None:
-    """Two clients that exchange a part of what they add leave every sum as it was."""
-    of, state = federation(FedAvg()), usual(FedAvg(), 1)
-    uploads = {client: reply_of(of, state, client).upload for client in ("ann", "bob")}
-    moved = {name: torch.full_like(leaf, 0.5) for name, leaf in uploads["ann"].params.items()}
-    n, m = (uploads[client].num_examples.item() for client in ("ann", "bob"))
-    ann = replace(uploads["ann"], params={k: leaf + moved[k] / n for k, leaf in uploads["ann"].params.items()})
-    bob = replace(uploads["bob"], params={k: leaf - moved[k] / m for k, leaf in uploads["bob"].params.items()})
-    server = of.server_context(1, "round")
-    plain = FedAvg().aggregate(state.server, uploads.items(), server)
-    exchanged = FedAvg().aggregate(state.server, {"ann": ann, "bob": bob}.items(), server)
-    assert_close(exchanged, plain, "the mean", within=1e-6)
 
 
 # ---- optimisers of a client's own

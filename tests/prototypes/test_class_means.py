@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from doubles import CLASSES, FEATURES, bits, job_of
+from doubles import CLASSES, FEATURES, bits, job_of, sum_of
 from protofed.api.contexts import ClientContext
 from protofed.api.requests import Objective
 from protofed.api.task import Task
@@ -27,8 +27,9 @@ from protofed.prototypes.class_means import (
     Prototypes,
     class_sums,
     fit_with_prototypes,
-    mean_over_owners,
+    mean_of,
     no_prototypes,
+    of_owner,
 )
 from protofed.runtimes.base import Answer
 from protofed.runtimes.sequential import Sequential
@@ -161,17 +162,18 @@ def test_the_mean_over_owners_by_hand() -> None:
     one = Prototypes(torch.tensor([[1.0], [5.0], [0.0]]), torch.tensor([10.0, 2.0, 0.0]))
     two = Prototypes(torch.tensor([[4.0], [77.0], [0.0]]), torch.tensor([1.0, 0.0, 0.0]))
     previous = Prototypes(torch.tensor([[9.0], [9.0], [9.0]]), torch.tensor([3.0, 3.0, 3.0]))
-    mean = mean_over_owners(iter([one, two]), previous)
+    mean = mean_of(sum_of(map(of_owner, [one, two])), previous)
     assert mean.mean.tolist() == [[2.5], [5.0], [9.0]]  # unweighted; the last class is nobody's, and stays
     assert mean.count.tolist() == [2, 1, 3]  # owners
     assert mean.mean.dtype == mean.count.dtype == torch.float32
-    assert bits(mean_over_owners([], previous)) == bits(previous)
-    assert bits(mean_over_owners([two, one], previous)) == bits(mean)
+    nobody = of_owner(no_prototypes(3, 1))
+    assert bits(mean_of(nobody, previous)) == bits(previous)
+    assert bits(mean_of(sum_of(map(of_owner, [two, one])), previous)) == bits(mean)
 
 
 def test_owners_are_those_with_a_count_above_zero() -> None:
     absent = replace(no_prototypes(2, 1), mean=torch.tensor([[8.0], [8.0]]))
-    assert mean_over_owners([absent], no_prototypes(2, 1)).mean.tolist() == [[0], [0]]
+    assert mean_of(of_owner(absent), no_prototypes(2, 1)).mean.tolist() == [[0], [0]]
 
 
 def test_class_sums_are_float32_whatever_the_networks_work_in() -> None:

@@ -25,6 +25,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Evaluation, Outcomes, Reading, evaluation_of, outcomes_of
 from protofed.api.registry import Tag
 from protofed.api.requests import Objective
+from protofed.api.sums import Summand, Totals
 from protofed.api.task import ClientId, TaskSpec
 from protofed.api.views import Observed, Points, Relation
 from protofed.data.batches import Batch
@@ -67,10 +68,27 @@ class Clients(Protocol):
     @property
     def server(self) -> ServerContext: ...
 
+    @property
+    def summing(self) -> "Summing | None":
+        """What gives sums over clients, where uploads are not to be had one by one."""
+
     def run(
         self, step: Step[Message, Memory, Upload], message_for: Callable[[ClientId], Message], like: Upload
     ) -> Iterator[tuple[ClientId, Upload]]:
         """Runs a step at every client. Uploads that are not like `like` are refused."""
+
+
+class Summing(Protocol):
+    """Clients that give nothing but sums."""
+
+    def summed(
+        self,
+        step: Step[Message, Memory, Upload],
+        message_for: Callable[[ClientId], Message],
+        like: Upload,
+        summand: Summand,
+    ) -> Totals:
+        """Runs a step at every client, and gives the sums over clients of what `summand` makes of their uploads."""
 
 
 class Method(ABC, Generic[State, Message, Memory, Upload]):
@@ -87,6 +105,11 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     def private(self) -> Patterns:
         """Weights that never leave the client."""
         return ()
+
+    @property
+    def sums(self) -> bool:
+        """Whether sums over clients are all that the server reads with these settings, and never one upload."""
+        return False
 
     @property
     def needs_fresh_optimizer(self) -> str:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Evaluation, Outcomes, Reading
-from protofed.api.method import Clients, Method, Step, Uploads, UsedModel
+from protofed.api.method import Clients, Method, Step, Summing, Uploads, UsedModel
+from protofed.api.sums import Summand, Totals
 from protofed.api.task import ClientId, TaskSpec
 from protofed.api.views import Observed, Points, Relation
 from protofed.data.batches import Batch
@@ -55,6 +56,10 @@ class Around(Method[Any, Any, Any, Any]):
     @property
     def private(self) -> Patterns:
         return self.base.private
+
+    @property
+    def sums(self) -> bool:
+        return self.base.sums
 
     @property
     def needs_fresh_optimizer(self) -> str:
@@ -206,10 +211,23 @@ class _Clients:
     def server(self) -> ServerContext:
         return self.clients.server
 
+    @property
+    def summing(self) -> Summing | None:
+        return None if self.clients.summing is None else self
+
     def run(
         self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Any], like: Any
     ) -> Iterator[tuple[ClientId, Any]]:
-        method = self.method
-        is_training = self.is_round and step == method.base.train
-        uploads = self.clients.run(method.train if is_training else _At(method, step), message_for, like)
-        return ((client, method.arrived(upload, self.server)) for client, upload in uploads)
+        uploads = self.clients.run(self._around(step), message_for, like)
+        return ((client, self.method.arrived(upload, self.server)) for client, upload in uploads)
+
+    def summed(
+        self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Any], like: Any, summand: Summand
+    ) -> Totals:
+        """What `arrived` does at the server, clients have done: `stepped` puts the same into what they send."""
+        assert self.clients.summing is not None
+        return self.clients.summing.summed(self._around(step), message_for, like, summand)
+
+    def _around(self, step: Step[Any, Any, Any]) -> Step[Any, Any, Any]:
+        is_training = self.is_round and step == self.method.base.train
+        return self.method.train if is_training else _At(self.method, step)

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from math import ceil, inf
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
-from protofed.api.method import Method, UsedModel, validate, with_weighting
+from protofed.api.method import Method, UsedModel, with_weighting
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
 from protofed.engine.around import unwrapped
+from protofed.engine.conflicts import problems_of
 from protofed.engine.norm_statistics import with_norm_statistics
 from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
@@ -27,7 +28,6 @@ from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
 from protofed.one_run import only_run
-from protofed.optim.optimizers import rate_of
 from protofed.optim.schedules import ConstantRate, scheduled
 from protofed.runtimes.base import Runtime, TestKind
 from protofed.runtimes.device import unplaced
@@ -36,6 +36,9 @@ from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
+
+if TYPE_CHECKING:
+    from protofed.engine.secure import SecureSums
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ class Federation:
     """Told of every client whose step ended."""
     uploads: UploadPipeline = field(default_factory=UploadPipeline)
     """What happens to uploads between a client's step and the method."""
+    secure: "SecureSums | None" = None
+    """Whether clients give sums alone, and how."""
     fine_tune: int = 0
     """Epochs in which a client fine-tunes the model that it would use, on its own data, before it is tested."""
     name: str = "unnamed"
@@ -64,19 +69,7 @@ class Federation:
         if t.held_out_clients >= (count := len(self.task.clients) - len(self.task.held_out)):
             what = f"training.held_out_clients is {t.held_out_clients}, but the task has {count} clients"
             raise BadInput(f"{what}: one must be left to train")
-        problems = [
-            f"{key}: {why}" for key, why in validate(unwrapped(self.method), t.optimizer, t.batch_size, self.spec)
-        ]
-        if t.on_divergence == "retry_half_lr" and rate_of(t.optimizer) is None:
-            problems.append(
-                f'training.on_divergence = "retry_half_lr": {t.optimizer!r} has no learning rate to be halved'
-            )
-        if t.schedule != ConstantRate() and rate_of(t.optimizer) is None:
-            problems.append(f"training.schedule: {t.optimizer!r} has no learning rate to be changed")
-        if t.minimum_replies > (sampled := len(self.sampled(0))):
-            problems.append(
-                f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
-            )
+        problems = problems_of(self)
         if problems:
             raise BadInput("\n".join(problems))
         if t.norm_statistics != "averaged" or t.optimizer_state != "fresh":
@@ -116,21 +109,25 @@ class Federation:
             abandoned=(*state.abandoned, *finished.abandoned),
         )
 
+    def _asked(self, state: State, ids: tuple[ClientId, ...], phase: str, evaluates: bool = False) -> RoundClients:
+        kind = RoundClients if self.secure is None else self.secure.clients
+        return kind(self, state, ids, phase, evaluates)
+
     def _setup(self, state: State, attempt: int) -> State:
-        clients = RoundClients(self, state, self.trusted(state), "setup")
+        clients = self._asked(state, self.trusted(state), "setup")
         return clients.after(self.method.setup(self.method.init_server(clients.server), clients))
 
     def _round(self, state: State, attempt: int, evaluates: bool) -> State:
         ids = self.sampled(state.round, attempt, state.strikes)
-        clients = RoundClients(self, state, ids, "round", evaluates and bool(self.task.tests))
+        clients = self._asked(state, ids, "round", evaluates and bool(self.task.tests))
         return replace(clients.after(self.method.round(state.server, clients)), round=state.round + 1)
 
     def _end(self, state: State, attempt: int) -> State:
-        clients = RoundClients(self, state, self.trusted(state), "finish")
+        clients = self._asked(state, self.trusted(state), "finish")
         return clients.after(self.method.finish(state.server, clients))
 
     def _tested(self, state: State, attempt: int) -> State:
-        clients = RoundClients(self, state, self.trusted(state), "evaluate")
+        clients = self._asked(state, self.trusted(state), "evaluate")
         return clients.after(self.method.judged(state.server, clients))
 
     def _attempted(self, phase: Callable[[State, int], State], state: State) -> State:

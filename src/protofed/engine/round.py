@@ -14,7 +14,7 @@ import torch
 from protofed import tree, wire
 from protofed.api.contexts import ServerContext
 from protofed.api.evaluation import Evaluation, evaluation_spec
-from protofed.api.method import Step
+from protofed.api.method import Step, Summing
 from protofed.api.task import ClientId
 from protofed.engine.around import unwrapped
 from protofed.engine.collector import Collector
@@ -90,7 +90,7 @@ class RoundClients:
         """Accepted uploads in canonical order, each given out as soon as it and those before it are there. A client
         that has failed in this phase is not asked again."""
         federation = self._federation
-        _refuse_private(like, federation.method.private)
+        refuse_private(like, federation.method.private)
         self._unread += 1
         self._runs += 1
         failed = {failure.client for failure in self._failures}
@@ -108,6 +108,11 @@ class RoundClients:
         if self._phase == "evaluate":
             return self._stream(call)
         return federation.uploads.staged(self._stream(call), call.message_for)
+
+    @property
+    def summing(self) -> Summing | None:
+        """Uploads are given one by one."""
+        return None
 
     @property
     def failures(self) -> Sequence[Failure]:
@@ -298,7 +303,7 @@ class _Call:
     """The messages of those that were asked and have not been heard of."""
 
 
-def _refuse_private(like: Tree, private: Patterns) -> None:
+def refuse_private(like: Tree, private: Patterns) -> None:
     """A method that asks for what it calls private is wrong about one of the two."""
     asked = [path.rpartition("/")[2] for path in tree.named_leaves(like)]
     leaked = matching(dict.fromkeys(asked, torch.empty(0)), private) if private else {}

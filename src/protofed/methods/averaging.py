@@ -23,7 +23,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed.api.contexts import ServerContext
-from protofed.api.method import Method, Uploads
+from protofed.api.method import Method
 from protofed.methods._shared.mixing import running_average
 from protofed.methods._shared.wrappers import StatefulWrapper, published
 from protofed.methods.fedavg import FedAvg
@@ -49,8 +49,7 @@ class Averaging(StatefulWrapper):
         base = self.base.init_server(server)
         return Averaged(base, published(self.base, base)[0], torch.tensor(0))
 
-    def aggregate(self, state: Averaged, uploads: Uploads[Any], server: ServerContext) -> Averaged:
-        base = self.base.aggregate(state.base, uploads, server)
+    def with_base(self, state: Averaged, base: Any, server: ServerContext) -> Averaged:
         params, has_started = published(self.base, base)[0], server.round + 1 > self.start * server.num_rounds
         return Averaged(base, *running_average(state.average, state.count, params, has_started))
 

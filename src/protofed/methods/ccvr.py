@@ -35,16 +35,25 @@ from annotated_types import Ge
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, Positive, Uploads
+from protofed.api.method import Clients, Method, Positive
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.models import CLASSIFIER, embedded, server_embedding
 from protofed.methods._shared.wrappers import StatefulWrapper, published
+from protofed.methods.families import Summands
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model, matching
 from protofed.optim.optimizers import Sgd
-from protofed.prototypes.gaussians import ClassGaussians, class_gaussians, no_gaussians, pooled, virtual_features
+from protofed.prototypes.gaussians import (
+    ClassGaussians,
+    class_gaussians,
+    moments,
+    no_gaussians,
+    of_moments,
+    pooled,
+    virtual_features,
+)
 from protofed.tree import Params, Tree, record
 
 BATCH = 64
@@ -79,8 +88,8 @@ class CCVR(StatefulWrapper):
     def setup(self, state: Calibrated, clients: Clients) -> Calibrated:
         return self.calibrated(self.base.setup(state.base, clients))
 
-    def aggregate(self, state: Calibrated, uploads: Uploads[Any], server: ServerContext) -> Calibrated:
-        return self.calibrated(self.base.aggregate(state.base, uploads, server))
+    def with_base(self, state: Calibrated, base: Any, server: ServerContext) -> Calibrated:
+        return self.calibrated(base)
 
     def public(self, state: Calibrated) -> tuple[Params, Any] | None:
         params, message = published(self.base, state.base)
@@ -103,8 +112,11 @@ class CCVR(StatefulWrapper):
         params, _ = published(self.base, base)
         width = server_embedding(server, params, torch.zeros(1, server.feature_dim)).shape[-1]
         like = no_gaussians(server.num_classes, width)
-        uploads = clients.run(self.describe, lambda c: replace(self.base.message_for(base, c), params=params), like)
-        gaussians = pooled(uploads, like)
+        asked = self.describe, lambda c: replace(self.base.message_for(base, c), params=params), like
+        if clients.summing is None:
+            gaussians = pooled(clients.run(*asked), like)
+        else:
+            gaussians = of_moments(clients.summing.summed(*asked, added)["moments"].total)
         objective = Objective(virtual_loss, trains=CLASSIFIER)
         params = server.fit(
             objective,
@@ -120,6 +132,11 @@ class CCVR(StatefulWrapper):
     async def describe(self, client: ClientContext, message: Any, memory: Any) -> Reply[ClassGaussians, Any]:
         z = await client.map(classified, message.params)
         return Reply(class_gaussians(z, client.data.labels, client.num_classes), memory)
+
+
+def added(upload: ClassGaussians, message: Any) -> Summands:
+    """What a client's Gaussians add to sums, from which the pooled ones can be made."""
+    return {"moments": (moments(upload), 1.0)}
 
 
 def classified(model: Model, batch: Batch) -> Tensor:

@@ -1,10 +1,9 @@
 """Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
 
 from abc import abstractmethod
-from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Generic, TypeVar
+from functools import partial
+from typing import Annotated, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,16 +12,19 @@ from protofed import tree
 from protofed.api import method as api
 from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, MethodWeighting, Uploads
+from protofed.api.method import Clients, Method, MethodWeighting, Uploads
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
+from protofed.api.sums import Summands as Summands
+from protofed.api.sums import Totals as Totals
+from protofed.api.sums import folded
 from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.methods._shared.losses import cross_entropy
 from protofed.nn.networks import Model, matching, without
 from protofed.prototypes import class_means
-from protofed.prototypes.class_means import PrototypeMode, Prototypes
-from protofed.tree import Mean, Nothing, Params, Tree, record
+from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
+from protofed.tree import Nothing, Params, record
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class Averages:
     def weight_of(self, num_examples: Tensor) -> float:
         """How much a client counts in the mean."""
         return 1.0 if self.is_uniform else num_examples.item()
+
+    def public_weight(self, num_examples: int) -> float:
+        return 1.0 if self.is_uniform else float(num_examples)
 
 
 @record
@@ -67,18 +72,25 @@ Message = TypeVar("Message", bound=Weights)
 Upload = TypeVar("Upload", bound=WeightUpload)
 Own = TypeVar("Own", bound=OwnWeights)
 
-Summands = Mapping[str, tuple[Tree, float]]
-"""What one client adds to the sums of a round: trees, each with its weight."""
-Totals = Mapping[str, Mean]
-"""The sums over clients of weight · tree and of the weights, by the names of the summands."""
-
 
 class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
     """A method whose server reads sums over clients and never one client's upload.
 
-    A method that needs the uploads side by side overrides `aggregate` and is not in sum form. `PrototypeSharing`
-    is not either: FPL clusters what single clients sent.
+    A method that needs the uploads side by side overrides `aggregate`, and then is not in sum form.
     """
+
+    @property
+    def sums(self) -> bool:
+        return type(self).aggregate is SumMethod.aggregate
+
+    @property
+    def adds_to_one(self) -> bool:
+        """Whether a client adds to one of its summands alone, and to the others at weight 0."""
+        return False
+
+    def public_weight(self, num_examples: int) -> float:
+        """What a client of so many examples counts where not all count 1: everybody can know it."""
+        return 1.0
 
     @abstractmethod
     def summand(self, upload: api.Upload, message: api.Message) -> Summands:
@@ -89,11 +101,21 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
         """What the server knows after a round."""
 
     def aggregate(self, state: api.State, uploads: Uploads[api.Upload], server: ServerContext) -> api.State:
-        totals: defaultdict[str, Mean] = defaultdict(Mean)
-        for client, upload in uploads:
-            for name, (value, weight) in self.summand(upload, self.message_for(state, client)).items():
-                totals[name].add(value, weight)
-        return self.from_sum(state, totals, server)
+        return self.from_sum(state, folded(uploads, partial(self.message_for, state), self.summand), server)
+
+    def round(self, state: api.State, clients: Clients) -> api.State:
+        if clients.summing is None:
+            return super().round(state, clients)
+        like = self.upload_spec(state, clients.server)
+        totals = clients.summing.summed(self.train, partial(self.message_for, state), like, self.summand)
+        return self.from_sum(state, totals, clients.server)
+
+
+def in_sum_form(method: Method[Any, Any, Any, Any]) -> SumMethod[Any, Any, Any, Any]:
+    """The method, if its server needs sums alone."""
+    if not (method.sums and isinstance(method, SumMethod)):
+        raise TypeError(f"the server of {type(method).__name__} needs more than sums over clients")
+    return method
 
 
 class WeightSharing(Averages, SumMethod[State, Message, Memory, Upload]):
@@ -202,7 +224,7 @@ class PrototypeUpload:
 
 class PrototypeSharing(
     Averages,
-    Method[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Nothing, PrototypeUpload],
+    SumMethod[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Nothing, PrototypeUpload],
     Generic[Targets],
 ):
     """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
@@ -214,8 +236,8 @@ class PrototypeSharing(
         """What the server knows of prototypes before the first round."""
 
     @abstractmethod
-    def combine(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
-        """What the server makes of the clients' prototypes."""
+    def combine(self, sums: ClassSums, previous: Targets) -> Targets:
+        """What the server makes of the sums of the clients' prototypes."""
 
     @abstractmethod
     def prototype_loss(self, z: Tensor, batch: Batch, targets: Targets) -> Tensor:
@@ -235,14 +257,21 @@ class PrototypeSharing(
         prototypes = class_means.no_prototypes(server.num_classes, server.feature_dim)
         return PrototypeUpload(state.params, prototypes, torch.tensor(0))
 
-    def aggregate(
-        self, state: WeightsAndPrototypes[Targets], uploads: Uploads[PrototypeUpload], server: ServerContext
+    def summand(self, upload: PrototypeUpload, message: WeightsAndPrototypes[Targets]) -> Summands:
+        return {
+            "params": (upload.params, self.weight_of(upload.num_examples)),
+            "prototypes": (self.added(upload.prototypes), 1.0),
+        }
+
+    def added(self, prototypes: Prototypes) -> ClassSums:
+        """What a client's prototypes add to the sums: each counts once, unless the method says otherwise."""
+        return class_means.of_owner(prototypes)
+
+    def from_sum(
+        self, state: WeightsAndPrototypes[Targets], totals: Totals, server: ServerContext
     ) -> WeightsAndPrototypes[Targets]:
-        mean, prototypes = Mean(), []
-        for _, upload in uploads:
-            mean.add(upload.params, self.weight_of(upload.num_examples))
-            prototypes.append(upload.prototypes)
-        return WeightsAndPrototypes(mean.value(), self.combine(prototypes, state.prototypes))
+        prototypes = self.combine(totals["prototypes"].total, state.prototypes)
+        return WeightsAndPrototypes(totals["params"].value(), prototypes)
 
     def local_weights(self, message: WeightsAndPrototypes[Targets], memory: Nothing) -> Params:
         return message.params

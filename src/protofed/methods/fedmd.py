@@ -26,15 +26,16 @@ from annotated_types import Ge
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, SettingErrors, Uploads
+from protofed.api.method import SettingErrors
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.errors import BadInput
 from protofed.methods._shared.losses import cross_entropy
+from protofed.methods.families import Summands, SumMethod, Totals
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
-from protofed.tree import Mean, Params, record
+from protofed.tree import Params, record
 
 Count = Annotated[int, Ge(1)]
 
@@ -59,7 +60,7 @@ class OwnModel:
 
 
 @dataclass(frozen=True)
-class FedMD(Method[Consensus, Consensus, OwnModel, Scores]):
+class FedMD(SumMethod[Consensus, Consensus, OwnModel, Scores]):
     tags = ("personal", "heterogeneous")
     alignment_size: Count = 5000
     """N_align, the number of public examples of a round."""
@@ -87,11 +88,12 @@ class FedMD(Method[Consensus, Consensus, OwnModel, Scores]):
     def upload_spec(self, state: Consensus, server: ServerContext) -> Scores:
         return Scores(state.scores)
 
-    def aggregate(self, state: Consensus, uploads: Uploads[Scores], server: ServerContext) -> Consensus:
-        mean = Mean()
-        for _, upload in uploads:
-            mean.add(upload.scores)
-        return Consensus(state.wanted, mean.value(), torch.tensor(1.0), drawn(server, len(state.wanted)))
+    def summand(self, upload: Scores, message: Consensus) -> Summands:
+        return {"scores": (upload.scores, 1.0)}
+
+    def from_sum(self, state: Consensus, totals: Totals, server: ServerContext) -> Consensus:
+        scores: Tensor = totals["scores"].value()
+        return Consensus(state.wanted, scores, torch.tensor(1.0), drawn(server, len(state.wanted)))
 
     # ---- the client's half
 

@@ -32,7 +32,7 @@ from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
 from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
-from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
 from protofed.tree import Nothing, Params, record
 
 
@@ -61,8 +61,8 @@ class FedMLP(PrototypeSharing[Levels]):
     def no_prototypes(self, num_classes: int, dim: int) -> Levels:
         return Levels(class_means.no_prototypes(num_classes, dim), torch.zeros(num_classes, dim))
 
-    def combine(self, prototypes: list[Prototypes], previous: Levels) -> Levels:
-        classes = class_means.mean_over_owners(prototypes, previous.classes)
+    def combine(self, sums: ClassSums, previous: Levels) -> Levels:
+        classes = class_means.mean_of(sums, previous.classes)
         return Levels(classes, semantic_prototypes(classes, self.temperature))
 
     def prototype_loss(self, z: Tensor, batch: Batch, targets: Levels) -> Tensor:

@@ -26,16 +26,16 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Positive, Uploads
+from protofed.api.method import Positive
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import embedded, embedding_dim
-from protofed.methods.families import PublicWeights, Weights, WeightUpload
+from protofed.methods.families import PublicWeights, Summands, Totals, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.prototypes.contrast import EPS
-from protofed.tree import Mean, Nothing, record
+from protofed.tree import Nothing, record
 
 PROTOTYPES = "classifier.prototypes"
 
@@ -88,14 +88,16 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
         prototypes = Prototypes(F.normalize(sums.total, dim=-1, eps=EPS), sums.count)
         return Reply(DirectedUpload(params, client.num_examples, prototypes), memory)
 
-    def aggregate(self, state: Weights, uploads: Uploads[DirectedUpload], server: ServerContext) -> Weights:
-        mean, sent = Mean(), []
-        for _, upload in uploads:
-            mean.add(upload.params, self.weight_of(upload.num_examples))
-            sent.append(upload.prototypes)
+    def summand(self, upload: DirectedUpload, message: Weights) -> Summands:
+        return {
+            "params": (upload.params, self.weight_of(upload.num_examples)),
+            "prototypes": (class_means.by_count(upload.prototypes), 1.0),
+        }
+
+    def from_sum(self, state: Weights, totals: Totals, server: ServerContext) -> Weights:
         prototypes = state.params[PROTOTYPES]
-        seen = class_means.mean_over_counts(sent, class_means.no_prototypes(*prototypes.shape))
-        return Weights({**mean.value(), PROTOTYPES: turned(prototypes, seen, self.smoothing)})
+        seen = class_means.mean_of(totals["prototypes"].total, class_means.no_prototypes(*prototypes.shape))
+        return Weights({**totals["params"].value(), PROTOTYPES: turned(prototypes, seen, self.smoothing)})
 
 
 def direction_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:

@@ -33,7 +33,7 @@ from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
 from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
-from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
 from protofed.tree import Nothing
 
 
@@ -51,8 +51,11 @@ class FedProc(PrototypeSharing[Prototypes]):
     def no_prototypes(self, num_classes: int, dim: int) -> Prototypes:
         return class_means.no_prototypes(num_classes, dim)
 
-    def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
-        return class_means.mean_over_counts(prototypes, previous)
+    def added(self, prototypes: Prototypes) -> ClassSums:
+        return class_means.by_count(prototypes)
+
+    def combine(self, sums: ClassSums, previous: Prototypes) -> Prototypes:
+        return class_means.mean_of(sums, previous)
 
     def share(self, round: int, num_rounds: int) -> float:
         """α, the share of the contrast in the objective of a round."""

@@ -23,12 +23,12 @@ from typing import Literal
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, NonNegative, Uploads
+from protofed.api.method import NonNegative
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
 from protofed.api.views import Points
 from protofed.data.batches import Batch
-from protofed.methods.families import OwnWeights
+from protofed.methods.families import OwnWeights, Summands, SumMethod, Totals
 from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import PrototypeMode, Prototypes
@@ -36,7 +36,7 @@ from protofed.tree import Params
 
 
 @dataclass(frozen=True)
-class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
+class FedProto(SumMethod[Prototypes, Prototypes, OwnWeights, Prototypes]):
     tags = ("personal", "prototype", "heterogeneous")
     pull_weight: NonNegative = 1.0
     """λ in Eq. (7): how strongly features are pulled to the prototype of their class."""
@@ -56,9 +56,12 @@ class FedProto(Method[Prototypes, Prototypes, OwnWeights, Prototypes]):
     def upload_spec(self, state: Prototypes, server: ServerContext) -> Prototypes:
         return state
 
-    def aggregate(self, state: Prototypes, uploads: Uploads[Prototypes], server: ServerContext) -> Prototypes:
+    def summand(self, upload: Prototypes, message: Prototypes) -> Summands:
+        return {"prototypes": (class_means.of_owner(upload), 1.0)}
+
+    def from_sum(self, state: Prototypes, totals: Totals, server: ServerContext) -> Prototypes:
         """Global prototypes, Eq. (6) without weights."""
-        return class_means.mean_over_owners((upload for _, upload in uploads), state)
+        return class_means.mean_of(totals["prototypes"].total, state)
 
     def prototype_sets(self, state: Prototypes) -> Mapping[str, Points]:
         return {"global prototypes": class_means.points(state)}

@@ -25,7 +25,7 @@ from protofed.api.views import Points
 from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, WeightsAndPrototypes
 from protofed.prototypes import class_means, contrast
-from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class FedProtoAvg(PrototypeSharing[Prototypes]):
     def prototype_sets(self, state: WeightsAndPrototypes[Prototypes]) -> Mapping[str, Points]:
         return {"global prototypes": class_means.points(state.prototypes)}
 
-    def combine(self, prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
+    def combine(self, sums: ClassSums, previous: Prototypes) -> Prototypes:
         """Global prototypes, Eq. (6) without weights."""
-        return class_means.mean_over_owners(prototypes, previous)
+        return class_means.mean_of(sums, previous)
 
     def prototype_loss(self, z: Tensor, batch: Batch, targets: Prototypes) -> Tensor:
         """The regulariser of Eq. (7)."""

@@ -26,7 +26,7 @@ from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch, Data
 from protofed.methods._shared.mixing import weighted_mean
-from protofed.methods._shared.validation import held_out
+from protofed.methods._shared.validation import held_out, num_training
 from protofed.methods.families import GlobalModel, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.tree import Params, record
@@ -45,6 +45,9 @@ class FedSoup(GlobalModel[Soup]):
     clients_use = "own models"
     start: Annotated[float, Interval(ge=0, le=1)] = 0.75
     """α, the share of the rounds after which clients average."""
+
+    def public_weight(self, num_examples: int) -> float:
+        return super().public_weight(num_training(num_examples))
 
     def init_memory(self, client: ClientContext, message: Weights) -> Soup:
         return Soup(message.params, tree.map(torch.zeros_like, message.params), torch.tensor(0))

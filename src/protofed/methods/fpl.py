@@ -27,15 +27,16 @@ import torch
 from torch import Tensor
 
 from protofed import tree
-from protofed.api.method import Positive
+from protofed.api.contexts import ServerContext
+from protofed.api.method import Positive, Uploads
 from protofed.api.views import Points
 from protofed.data.batches import Batch
-from protofed.methods.families import PrototypeSharing, WeightsAndPrototypes
+from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
 from protofed.prototypes import class_means
-from protofed.prototypes.class_means import PrototypeMode, Prototypes
+from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
 from protofed.prototypes.contrast import cluster_contrast, pull
 from protofed.prototypes.finch import cluster_means, finch
-from protofed.tree import Ragged, record
+from protofed.tree import Mean, Ragged, record
 
 
 @record
@@ -71,14 +72,36 @@ class FPL(PrototypeSharing[Targets]):
         empty = class_means.no_prototypes(num_classes, dim)
         return Targets(torch.zeros(1, dim), torch.tensor([-1]), empty)
 
-    def combine(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
+    @property
+    def sums(self) -> bool:
+        """Clusters are made of single clients' prototypes; global prototypes are means over clients."""
+        return self.contrast_with == self.consistent_with == "global"
+
+    def aggregate(
+        self, state: WeightsAndPrototypes[Targets], uploads: Uploads[PrototypeUpload], server: ServerContext
+    ) -> WeightsAndPrototypes[Targets]:
+        if self.sums:
+            return super().aggregate(state, uploads, server)
+        mean, sent = Mean(), []
+        for _, upload in uploads:
+            mean.add(upload.params, self.weight_of(upload.num_examples))
+            sent.append(upload.prototypes)
+        return WeightsAndPrototypes(mean.value(), self.clustered(sent, state.prototypes))
+
+    def combine(self, sums: ClassSums, previous: Targets) -> Targets:
+        """The global prototypes of every class, Eq. (3), in the place of all others."""
+        plain = class_means.mean_of(sums, previous.consistent)
+        known = class_means.points(plain)
+        return Targets(known.values, known.label, plain)
+
+    def clustered(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
         """The prototypes of every class, Eq. (3) to (6)."""
         device = previous.label.device
         with torch.device("cpu"):  # a few prototypes are quicker there than the launches that a GPU would take
-            combined = self._combined(tree.map(Tensor.cpu, prototypes), tree.map(Tensor.cpu, previous))
-        return tree.map(lambda leaf: leaf.to(device), combined)
+            found = self._clustered(tree.map(Tensor.cpu, prototypes), tree.map(Tensor.cpu, previous))
+        return tree.map(lambda leaf: leaf.to(device), found)
 
-    def _combined(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
+    def _clustered(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
         clusters, label, consistent = [], [], previous.consistent.mean.clone()
         means = torch.stack([p.mean for p in prototypes])  # (K, C, D)
         is_known = torch.stack([p.is_known for p in prototypes])  # (K, C)

@@ -28,15 +28,15 @@ from annotated_types import Ge
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, Uploads
+from protofed.api.method import Clients
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
 from protofed.api.task import ClientId
 from protofed.methods._shared.losses import cross_entropy, summed_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked
-from protofed.methods.families import Averages, Weights
+from protofed.methods.families import Averages, Summands, SumMethod, Totals, Weights
 from protofed.seeds import derive_seed
-from protofed.tree import Mean, Nothing, Params, record
+from protofed.tree import Nothing, Params, record
 
 
 @record
@@ -57,7 +57,7 @@ class LowestLoss:
 
 
 @dataclass(frozen=True)
-class IFCA(Averages, Method[Weights, Weights, Choice, ClusterUpload]):
+class IFCA(Averages, SumMethod[Weights, Weights, Choice, ClusterUpload]):
     tags = ("personal",)
     num_clusters: Annotated[int, Ge(1)] = 4
     """k, the number of models. The paper takes 4 for MNIST in four rotations, 2 for CIFAR-10 in two."""
@@ -98,15 +98,19 @@ class IFCA(Averages, Method[Weights, Weights, Choice, ClusterUpload]):
     def upload_spec(self, state: Weights, server: ServerContext) -> ClusterUpload:
         return ClusterUpload(entry(state.params, 0), torch.zeros(self.num_clusters, dtype=torch.int64))
 
-    def aggregate(self, state: Weights, uploads: Uploads[ClusterUpload], server: ServerContext) -> Weights:
+    @property
+    def adds_to_one(self) -> bool:
+        return True
+
+    def summand(self, upload: ClusterUpload, message: Weights) -> Summands:
+        """The client's model in the sum of those that it chose, and at weight 0 in all others."""
+        weights = (upload.count > 0) if self.is_uniform else upload.count
+        return {str(k): (upload.params, float(weight)) for k, weight in enumerate(weights.tolist())}
+
+    def from_sum(self, state: Weights, totals: Totals, server: ServerContext) -> Weights:
         """The mean of every model over the clients that trained it."""
-        means: dict[int, Mean] = {}
-        for _, upload in uploads:
-            for k, count in enumerate(upload.count.tolist()):
-                if count:
-                    means.setdefault(k, Mean()).add(upload.params, 1 if self.is_uniform else count)
-        clusters = range(self.num_clusters)
-        return Weights(stacked([means[k].value() if k in means else entry(state.params, k) for k in clusters]))
+        means = [totals[str(k)] for k in range(self.num_clusters)]
+        return Weights(stacked([m.value() if m.weight else entry(state.params, k) for k, m in enumerate(means)]))
 
     def finish(self, state: Weights, clients: Clients) -> Weights:
         for _ in clients.run(self.choose, lambda client: self.message_for(state, client), Nothing()):

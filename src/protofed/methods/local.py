@@ -8,16 +8,15 @@ Departures: none.
 from dataclasses import dataclass
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, Uploads
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
 from protofed.methods._shared.losses import cross_entropy
-from protofed.methods.families import OwnWeights
+from protofed.methods.families import OwnWeights, Summands, SumMethod, Totals
 from protofed.tree import Nothing, Params
 
 
 @dataclass(frozen=True)
-class LocalOnly(Method[Nothing, Nothing, OwnWeights, Nothing]):
+class LocalOnly(SumMethod[Nothing, Nothing, OwnWeights, Nothing]):
     tags = ("personal", "heterogeneous")
     private = ("*",)
 
@@ -30,9 +29,10 @@ class LocalOnly(Method[Nothing, Nothing, OwnWeights, Nothing]):
     def upload_spec(self, state: Nothing, server: ServerContext) -> Nothing:
         return Nothing()
 
-    def aggregate(self, state: Nothing, uploads: Uploads[Nothing], server: ServerContext) -> Nothing:
-        for _ in uploads:
-            pass
+    def summand(self, upload: Nothing, message: Nothing) -> Summands:
+        return {}
+
+    def from_sum(self, state: Nothing, totals: Totals, server: ServerContext) -> Nothing:
         return state
 
     def init_memory(self, client: ClientContext, message: Nothing) -> OwnWeights:

@@ -1,6 +1,5 @@
 """Class prototypes: the mean feature of each class at a client, and their mean over clients."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -90,27 +89,24 @@ async def fit_with_prototypes(
     return fitted, sums.prototypes()
 
 
-def mean_over_owners(prototypes: Iterable[Prototypes], previous: Prototypes) -> Prototypes:
-    """The unweighted mean over the clients that own each class; a class that nobody sent stays as it was."""
-    total = torch.zeros_like(previous.mean, dtype=torch.float64)
-    owners = torch.zeros_like(previous.count)
-    for client in prototypes:
-        total += client.mean.double() * client.is_known[:, None]
-        owners += client.is_known
-    mean = (total / owners.clamp(min=1)[:, None]).to(previous.mean.dtype)
-    is_new = owners > 0
-    return Prototypes(torch.where(is_new[:, None], mean, previous.mean), torch.where(is_new, owners, previous.count))
+def of_owner(prototypes: Prototypes) -> ClassSums:
+    """What a client adds to the sum over the clients that own each class."""
+    is_known = prototypes.is_known
+    return ClassSums(prototypes.mean * is_known[:, None], is_known.to(prototypes.count.dtype))
 
 
-def mean_over_counts(prototypes: list[Prototypes], previous: Prototypes) -> Prototypes:
-    """Each class's mean over clients, weighted by `count`; a class that nobody sent stays as it was."""
-    counts = torch.stack([p.count for p in prototypes]).double()  # (N, C)
-    total = torch.stack([p.mean for p in prototypes]).double().mul(counts[..., None]).sum(0)
-    count = counts.sum(0)
+def by_count(prototypes: Prototypes) -> ClassSums:
+    """What a client adds to the sum in which each prototype counts as its `count` says."""
+    count = prototypes.count.double()
+    return ClassSums(prototypes.mean.double() * count[:, None], count)
+
+
+def mean_of(sums: ClassSums, previous: Prototypes) -> Prototypes:
+    """The mean prototype of each class, and what is behind it; a class that nobody sent stays as it was."""
     # guard: renormalisation-classes-over-their-holders
-    mean = (total / count.clamp(min=1)[:, None]).to(previous.mean.dtype)
-    is_new = count > 0
+    mean = (sums.total / sums.count.clamp(min=1)[:, None]).to(previous.mean.dtype)
+    is_new = sums.count > 0
     return Prototypes(
         torch.where(is_new[:, None], mean, previous.mean),  # guard: class-without-reply-keeps-prototype
-        torch.where(is_new, count.to(previous.count.dtype), previous.count),
+        torch.where(is_new, sums.count.to(previous.count.dtype), previous.count),
     )

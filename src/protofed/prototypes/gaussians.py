@@ -51,6 +51,35 @@ def pooled(uploads: Uploads[ClassGaussians], like: ClassGaussians) -> ClassGauss
     return ClassGaussians(count, mean, scatter / (count - 1).clamp(min=1)[:, None, None])
 
 
+@record
+class ClassMoments:
+    """Sums over examples, which sums over clients keep; all float64."""
+
+    count: Tensor  # (C,)
+    total: Tensor  # (C, P), Σ z
+    square: Tensor  # (C, P, P), Σ z zᵀ
+
+
+def moments(gaussians: ClassGaussians) -> ClassMoments:
+    """What a client's examples add to the sums."""
+    count, mean = gaussians.count.double(), gaussians.mean.double()
+    scatter = (count - 1).clamp(min=0)[:, None, None] * gaussians.covariance.double()
+    return ClassMoments(count, count[:, None] * mean, scatter + count[:, None, None] * outer(mean))
+
+
+def of_moments(sums: ClassMoments) -> ClassGaussians:
+    """The Gaussians of the examples behind the sums. It loses the digits that `pooled` keeps, but needs no upload by
+    itself."""
+    mean = sums.total / sums.count.clamp(min=1)[:, None]
+    scatter = sums.square - sums.count[:, None, None] * outer(mean)
+    covariance = scatter / (sums.count - 1).clamp(min=1)[:, None, None]
+    return ClassGaussians(sums.count, mean, covariance * (sums.count > 1)[:, None, None])
+
+
+def outer(mean: Tensor) -> Tensor:
+    return mean[:, :, None] * mean[:, None, :]
+
+
 def virtual_features(gaussians: ClassGaussians, samples: int, draws: torch.Generator) -> Data:
     """Features drawn from the Gaussian of every class that there is."""
     features, labels = [], []

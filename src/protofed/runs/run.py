@@ -9,6 +9,7 @@ from protofed.api.method import Method, Weighting
 from protofed.api.task import Task
 from protofed.engine.norm_statistics import NormStatistics
 from protofed.engine.optimizer_state import OptimizerState
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.methods import METHODS
@@ -60,6 +61,7 @@ def run(
     global_models: bool = False,
     patience: int = 0,
     uploads: UploadSettings = UploadSettings(),  # noqa: B008, immutable
+    secure: SecureSettings = SecureSettings(),  # noqa: B008, immutable
     runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
     resume: bool = False,
@@ -76,8 +78,8 @@ def run(
     With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. `keep`
     names rounds whose states stay there, to be looked at with `load`. Each `observer` is told how the run goes;
     `progress` shows it in one line, by default in a terminal and in a notebook. For the
-    meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `RuntimeSettings`,
-    `LoggingSettings` and `execute`.
+    meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `SecureSettings`,
+    `RuntimeSettings`, `LoggingSettings` and `execute`.
     """
     training = Training(
         rounds=rounds,
@@ -112,6 +114,7 @@ def run(
         ),
         saving=checked(SavingSettings(on_save_error, list(keep))),
         uploads=checked(uploads),
+        secure=checked(secure),
         logging=checked(logging),
         user_code=code_digest(_own_code(method, task)),
     )

@@ -218,6 +218,8 @@ class Faulty(Sequential):
 class ReversedClients:
     """The clients of a round, whose uploads reach the method last first."""
 
+    summing = None
+
     def __init__(self, clients: Any) -> None:
         self._clients, self.ids, self.server = clients, clients.ids, clients.server
 

@@ -10,6 +10,11 @@ SMALLEST_SPLIT = 100
 """A client of fewer examples has no validation data of its own."""
 
 
+def num_training(n: int) -> int:
+    """How many of a client's examples `held_out` leaves for training."""
+    return n if n < SMALLEST_SPLIT else n - n // 10
+
+
 def held_out(client: ClientContext) -> tuple[Data, Data]:
     """Training data, and a tenth of the client's examples for validation, the same in every round."""
     n = len(client.data)

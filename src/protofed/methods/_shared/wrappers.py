@@ -11,6 +11,7 @@ from protofed.api.method import Clients, Method, SettingErrors, Uploads, UsedMod
 from protofed.api.task import ClientId, TaskSpec
 from protofed.api.views import Points
 from protofed.errors import BadInput
+from protofed.methods.families import Summands, SumMethod, Totals, in_sum_form
 from protofed.nn.networks import Model, Parts
 from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params
@@ -35,10 +36,15 @@ def published(base: Method[Any, Any, Any, Any], state: Any) -> tuple[Params, Any
     return public
 
 
-class Wrapper(Method[Any, Any, Any, Any]):
-    """A method around another one that has a public model; whatever it does not say itself is the base's."""
+class Wrapper(SumMethod[Any, Any, Any, Any]):
+    """A method around another one that has a public model; whatever it does not say itself is the base's. It is in sum
+    form where its base is, unless it reads uploads itself."""
 
     base: Method[Any, Any, Any, Any]
+
+    @property
+    def sums(self) -> bool:
+        return self.base.sums and type(self).aggregate in (Wrapper.aggregate, StatefulWrapper.aggregate)
 
     @property
     def needs_fresh_optimizer(self) -> str:
@@ -68,6 +74,19 @@ class Wrapper(Method[Any, Any, Any, Any]):
 
     def aggregate(self, state: Any, uploads: Uploads[Any], server: ServerContext) -> Any:
         return self.base.aggregate(state, uploads, server)
+
+    @property
+    def adds_to_one(self) -> bool:
+        return in_sum_form(self.base).adds_to_one
+
+    def public_weight(self, num_examples: int) -> float:
+        return in_sum_form(self.base).public_weight(num_examples)
+
+    def summand(self, upload: Any, message: Any) -> Summands:
+        return in_sum_form(self.base).summand(upload, message)
+
+    def from_sum(self, state: Any, totals: Totals, server: ServerContext) -> Any:
+        return in_sum_form(self.base).from_sum(state, totals, server)
 
     def finish(self, state: Any, clients: Clients) -> Any:
         return self.base.finish(state, clients)
@@ -116,7 +135,14 @@ class StatefulWrapper(Wrapper):
         return self.base.upload_spec(state.base, server)
 
     def aggregate(self, state: Any, uploads: Uploads[Any], server: ServerContext) -> Any:
-        return replace(state, base=self.base.aggregate(state.base, uploads, server))
+        return self.with_base(state, self.base.aggregate(state.base, uploads, server), server)
+
+    def from_sum(self, state: Any, totals: Totals, server: ServerContext) -> Any:
+        return self.with_base(state, super().from_sum(state.base, totals, server), server)
+
+    def with_base(self, state: Any, base: Any, server: ServerContext) -> Any:
+        """What the wrapper's server knows when the base's has read a round."""
+        return replace(state, base=base)
 
     def finish(self, state: Any, clients: Clients) -> Any:
         return replace(state, base=self.base.finish(state.base, clients))

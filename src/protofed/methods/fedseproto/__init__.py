@@ -31,19 +31,27 @@ import torch
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, NonNegative, Uploads, UsedModel
+from protofed.api.method import NonNegative, UsedModel
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.api.views import Points
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import CLASSIFIER, embedded
-from protofed.methods.families import Averages, OwnWeights, PrototypeUpload, WeightsAndPrototypes
+from protofed.methods.families import (
+    Averages,
+    OwnWeights,
+    PrototypeUpload,
+    Summands,
+    SumMethod,
+    Totals,
+    WeightsAndPrototypes,
+)
 from protofed.methods.fedseproto.losses import balanced_pull, divergence, preference, shared_information
 from protofed.methods.fedseproto.networks import with_decoupling
 from protofed.nn.networks import Model, Parts, Patterns, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
-from protofed.tree import Mean, Params
+from protofed.tree import Params
 
 DECOUPLING: Patterns = ("semantic.*", "domain.*", "decoder.*")
 
@@ -51,7 +59,7 @@ Shared = WeightsAndPrototypes[Prototypes]
 
 
 @dataclass(frozen=True)
-class FedSeProto(Averages, Method[Shared, Shared, OwnWeights, PrototypeUpload]):
+class FedSeProto(Averages, SumMethod[Shared, Shared, OwnWeights, PrototypeUpload]):
     tags = ("core", "global", "prototype", "heterogeneous")
     distillation_weight: NonNegative = 0.1
     """α in Eq. (15): the weight of the distillation."""
@@ -106,14 +114,16 @@ class FedSeProto(Averages, Method[Shared, Shared, OwnWeights, PrototypeUpload]):
     def upload_spec(self, state: Shared, server: ServerContext) -> PrototypeUpload:
         return PrototypeUpload(state.params, state.prototypes, torch.tensor(0))
 
-    def aggregate(self, state: Shared, uploads: Uploads[PrototypeUpload], server: ServerContext) -> Shared:
+    def summand(self, upload: PrototypeUpload, message: Shared) -> Summands:
+        prototypes = {"prototypes": (class_means.of_owner(upload.prototypes), 1.0)}
+        if self.shares == "prototypes":
+            return prototypes
+        return {"params": (upload.params, self.weight_of(upload.num_examples)), **prototypes}
+
+    def from_sum(self, state: Shared, totals: Totals, server: ServerContext) -> Shared:
         """The global model, Eq. (16), and the global prototypes, Eq. (3)."""
-        mean, sent = Mean(), []
-        for _, upload in uploads:
-            mean.add(upload.params, self.weight_of(upload.num_examples))
-            sent.append(upload.prototypes)
-        params = mean.value() if self.shares == "weights" else state.params
-        return WeightsAndPrototypes(params, class_means.mean_over_owners(sent, state.prototypes))
+        params: Params = totals["params"].value() if self.shares == "weights" else state.params
+        return WeightsAndPrototypes(params, class_means.mean_of(totals["prototypes"].total, state.prototypes))
 
     def prototype_sets(self, state: Shared) -> Mapping[str, Points]:
         return {"global prototypes": class_means.points(state.prototypes)}

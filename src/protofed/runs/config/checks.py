@@ -36,6 +36,8 @@ def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _check_schedule(training)
     if method is not None and training is not None:
         yield from _check_method(method, training)
+    if sections.get("secure") is not None and sections["secure"].sums:
+        yield from _check_secure(method, sections.get("evaluation"))
     if training is not None and sections.get("saving") is not None:
         yield from _check_kept(sections["saving"].keep, training)
 
@@ -97,6 +99,17 @@ def _check_replies(task: TaskSettings, training: Training) -> Iterator[Problem]:
         what = f"is {training.minimum_replies}, but the task has only {count} clients: lower it"
         others = (("task", "num_clients"), ("task", "clients"))
         yield Problem(("training", "minimum_replies"), what, others)
+
+
+def _check_secure(method: Any, evaluation: Any) -> Iterator[Problem]:
+    """What would show the server more than sums."""
+    if method is not None and not method.sums:
+        name = type(method).__name__
+        what = f"with these settings {name} (method.name) reads single uploads: set it to false, or take another method"
+        yield Problem(("secure", "sums"), what, (("method", "name"),))
+    if evaluation is not None and evaluation.clients:
+        what = "tells how each client's model does, beside the sum of secure.sums: set one of the two to 0 or false"
+        yield Problem(("evaluation", "clients"), what, (("secure", "sums"),))
 
 
 def _check_schedule(training: Training) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from protofed.api.method import Method
 from protofed.api.task import Task
 from protofed.engine.federation import Federation
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
@@ -58,6 +59,7 @@ class Config:
     evaluation: EvaluationSettings
     saving: SavingSettings = field(default_factory=SavingSettings)
     uploads: UploadSettings = field(default_factory=UploadSettings)
+    secure: SecureSettings = field(default_factory=SecureSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     user_code: str = ""
     """A digest of the code of a method, task or network of the user's own."""
@@ -81,6 +83,8 @@ class Config:
         hashed: dict[str, Any] = {**{key: table[key] for key in HASHED}, "numerics": self.runtime.numerics()}
         if self.evaluation.fine_tune:  # of what is tested, not of how often
             hashed["fine_tune"] = self.evaluation.fine_tune
+        if self.secure.sums:  # masks change no number
+            hashed["secure_sums"] = True
         if self.evaluation.patience:
             hashed["patience"] = [self.evaluation.patience, self.evaluation.every, self.evaluation.clients]
         digest = digest_of(hashed)
@@ -106,6 +110,7 @@ class Config:
                 self.training,
                 runtime,
                 uploads=self.uploads.pipeline(),
+                secure=self.secure.made(),
                 fine_tune=self.evaluation.fine_tune,
                 name=self.identity,
             )

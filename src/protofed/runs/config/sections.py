@@ -5,6 +5,7 @@
 [training]    rounds, epochs, batch_size, fraction, minimum_replies, seed and others, [training.optimizer]
               and [training.schedule]
 [uploads]     precision, clip
+[secure]      sums, threshold, masks
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
 [saving]      on_error, keep
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 from annotated_types import Ge
 
 from protofed.api.method import Method
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.methods import METHODS, bases_of
 from protofed.optim.optimizers import OPTIMIZERS, PLAIN
@@ -116,6 +118,7 @@ SECTIONS: dict[str, Section] = {
         recorded=lambda training: {**settings(training), **_inner_tables(training)},
     ),
     "uploads": _plain("uploads", UploadSettings),
+    "secure": _plain("secure", SecureSettings),
     "runtime": _plain("runtime", RuntimeSettings),
     "evaluation": _plain("evaluation", EvaluationSettings),
     "saving": _plain("saving", SavingSettings),

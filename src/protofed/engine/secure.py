@@ -1,0 +1,225 @@
+"""The server's half of secure sums: clients of a round who give nothing but sums.
+
+A secure sum has four exchanges, each one an ordinary call of the clients. So whoever drops out, is late or sends
+nonsense in any of them is left out as usual. Who drops out before adding is not in the sum; who has added is.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from protofed.api.contexts import ClientContext
+from protofed.api.method import Step, Summing
+from protofed.api.sums import Summand, Totals
+from protofed.api.task import ClientId
+from protofed.engine.around import Around, unwrapped
+from protofed.engine.round import RoundClients, refuse_private
+from protofed.engine.secure_settings import SecureSettings
+from protofed.engine.state import State
+from protofed.errors import BadInput, RoundAbandoned, RunFailed
+from protofed.methods.families import SumMethod, in_sum_form
+from protofed.privacy import exchanges, masks
+from protofed.privacy.exchanges import Add, AddMasked, Advertise, Announcement, MaskedUpload, ShareOut, Terms, Unmask
+from protofed.privacy.fixed_point import FixedPoint, flat, totals_of
+from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, Roster, about, threshold, words
+from protofed.privacy.unmasking import unmasked
+from protofed.privacy.vault import Vault
+from protofed.runtimes.base import Job
+from protofed.tree import Nothing, Tree, leaves
+
+if TYPE_CHECKING:
+    from protofed.engine.federation import Federation
+
+SETTINGS_OF_STAGES = {"ClipToMedian": "uploads.clip", "MinimumOwners": "uploads.min_owners"}
+"""Which settings call for stages; all others are robust rules."""
+
+
+class SecureSums:
+    """The secure sums of a run whose sites are all in this process or in forked ones."""
+
+    def __init__(self, settings: SecureSettings) -> None:
+        self.settings = settings
+        self._terms: Terms | None = None
+
+    def terms(self, federation: "Federation") -> Terms:
+        """What all sites know. Their identities are made when they are first needed."""
+        if self._terms is None:
+            vault, identities = Vault.new(), {}
+            for client in federation.ids:
+                private = masks.new_identity()
+                vault.keep(client, "identity", {"private": private.hex()})
+                identities[client] = masks.identity_of(private)
+            self._terms = Terms(vault, identities, self.settings.threshold)
+        return self._terms
+
+    def clients(
+        self, federation: "Federation", state: State, ids: tuple[ClientId, ...], phase: str, evaluates: bool = False
+    ) -> "SecureClients":
+        if evaluates:
+            raise BadInput(
+                "secure.sums and evaluation.clients: how each client's model does would be told beside the sum"
+            )
+        return SecureClients(self, federation, state, ids, phase)
+
+    def refusals(self, federation: "Federation") -> Iterator[str]:
+        """What secure sums do not go with."""
+        method, name = federation.method, type(unwrapped(federation.method)).__name__
+        if not method.sums:  # guard: secure-only-for-sums
+            yield (
+                f"secure.sums and method.name: the server of {name} reads single uploads with these settings; take "
+                "another method, or set secure.sums to false"
+            )
+        for stage in federation.uploads.stages:  # guard: secure-without-stages
+            what = SETTINGS_OF_STAGES.get(type(stage).__name__, "robust.faulty")
+            yield f"secure.sums and {what}: {type(stage).__name__} looks at single uploads; one of the two must go"
+        for _ in federation.uploads.transforms:
+            yield 'secure.sums and uploads.precision: whole numbers are summed as they are; set it to "float32"'
+        if (count := len(federation.sampled(0))) < LEAST_SITES:
+            yield f"secure.sums and training.fraction: {count} clients take part in a round, and it takes {LEAST_SITES}"
+
+
+class Told(Around):
+    """The method at clients whose messages are those of secure sums."""
+
+    def init_memory(self, client: ClientContext, message: Tree) -> Tree:
+        if isinstance(message, Announcement | exchanges.RosterMessage):
+            return Nothing()  # a client's first memory is made when it first trains
+        return self.base.init_memory(client, message.base if isinstance(message, exchanges.Request) else message)
+
+
+class SecureClients(RoundClients):
+    """The clients of a round, who give sums alone."""
+
+    def __init__(
+        self, sums: SecureSums, federation: "Federation", state: State, ids: tuple[ClientId, ...], phase: str
+    ) -> None:
+        super().__init__(federation, state, ids, phase)
+        self._sums = sums
+        self._questions = 0
+        self._method: SumMethod[Any, Any, Any, Any] = in_sum_form(unwrapped(federation.method))
+
+    @property
+    def summing(self) -> Summing:
+        return self
+
+    def run(
+        self,
+        step: Step[Any, Any, Any],
+        message_for: Callable[[ClientId], Tree],
+        like: Tree,
+        *others: Any,
+        **named: Any,
+    ) -> Iterator[tuple[ClientId, Tree]]:
+        if leaves(like):  # guard: secure-nothing-but-sums
+            name = type(self._method).__name__
+            raise RunFailed(f"secure.sums: {name} asks in {self._where} for uploads one by one, which nobody gives out")
+        self._questions += 1
+        return super().run(step, message_for, like, *others, **named)
+
+    def summed(
+        self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Tree], like: Tree, summand: Summand
+    ) -> Totals:
+        """The sums over the clients that have added, exact and in no order."""
+        self._questions += 1
+        refuse_private(like, self._federation.method.private)
+        message = self._common(message_for)
+        summands = summand(like, message)
+        adds = Add(step, summand, self._method.public_weight, FixedPoint(len(self.ids)))
+        like_numbers = MaskedUpload(torch.zeros(len(flat(summands)), dtype=torch.int64, device="cpu"))
+        if self._sums.settings.masks:
+            survivors, total = self._masked_sum(adds, message, like_numbers)
+        else:
+            uploads = dict(super().run(adds, lambda _: message, like_numbers))
+            survivors = list(uploads)
+            total = torch.stack([upload.numbers.cpu() for upload in uploads.values()]).sum(0)
+        if not adds.point.is_sum_of(total, len(survivors)):  # guard: sums-garbage-refused
+            raise RoundAbandoned(f"{self._where}: the sum is not one of what clients may add: masks were left in it.")
+        totals = totals_of(adds.point.decoded(total), summands)
+        self._check_weights(totals, survivors, adds.point)
+        return totals
+
+    def _common(self, message_for: Callable[[ClientId], Tree]) -> Tree:
+        """The message, which must be the same for all: sites compare its digest."""
+        messages = [message_for(client) for client in self.ids]
+        first = exchanges.message_digest(messages[0])
+        if any(m is not messages[0] and exchanges.message_digest(m) != first for m in messages[1:]):
+            name = type(self._method).__name__
+            raise RunFailed(f"secure.sums: {name} sends clients different messages with these settings")
+        return messages[0]
+
+    def _masked_sum(self, adds: Add, message: Tree, like: MaskedUpload) -> tuple[list[ClientId], Tensor]:
+        """Who has added, and the sum of what they have."""
+        terms, digest = self._sums.terms(self._federation), exchanges.message_digest(message)
+        occasion = Occasion(self._federation.name, self._phase, self._state.round)
+        announced = Announcement(exchanges.octets(digest))
+        adverts = self._exchanged(Advertise(terms, occasion), announced, exchanges.LIKE_ADVERT)
+        keys = {c: Advert(*map(exchanges.text_of, (a.sealing, a.masking, a.signature))) for c, a in adverts.items()}
+        roster = Roster(keys)
+        ids, count, needed = roster.ids, len(roster.ids), threshold(len(roster.ids), terms.share)
+        self._require(ids, max(LEAST_SITES, needed), "advertised their keys")
+
+        to_all = exchanges.roster_message(roster, list(terms.identities))
+        like_shares = exchanges.SharesUpload(exchanges.rows_of(count, SEALED_BYTES))
+        sealed = self._exchanged(ShareOut(terms, occasion), to_all, like_shares)
+        self._require(sealed, needed, "shared their secrets")
+
+        has_shared = torch.tensor([client in sealed for client in ids], device="cpu")
+
+        def request(client: ClientId) -> exchanges.Request:
+            place, nothing = ids.index(client), torch.zeros(SEALED_BYTES, dtype=torch.uint8, device="cpu")
+            rows = [sealed[other].sealed[place].cpu() if other in sealed else nothing for other in ids]
+            return exchanges.Request(message, has_shared, torch.stack(rows))
+
+        masked = dict(super().run(AddMasked(adds, terms, occasion), request, like))
+        self._require(masked, needed, "added something")
+
+        standing = exchanges.Standing(
+            torch.tensor([client in masked for client in ids], device="cpu"),
+            torch.tensor([client in sealed and client not in masked for client in ids], device="cpu"),
+        )
+        like_unmasking = exchanges.UnmaskingUpload(exchanges.rows_of(count, masks.KEY_BYTES))
+        shares = self._exchanged(Unmask(terms, occasion), standing, like_unmasking)
+        self._require(shares, needed, "helped to take the masks away")
+        given = {c: dict(zip(ids, map(exchanges.text_of, u.shares), strict=True)) for c, u in shares.items()}
+        total = unmasked(
+            {client: words(upload.numbers.cpu().numpy()) for client, upload in masked.items()},
+            [client for client in sealed if client not in masked],
+            given,
+            roster,
+            about(occasion, digest, roster),
+            needed,
+        )
+        return list(masked), torch.from_numpy(total.view("int64"))
+
+    def _exchanged(self, step: Step[Any, Any, Any], message: Tree, like: Tree) -> dict[ClientId, Any]:
+        """An exchange that is not of the method's: it changes nothing of what clients remember."""
+        receipts = dict(self._receipts)
+        answers = dict(super().run(step, lambda _: message, like))
+        self._receipts = receipts
+        return answers
+
+    def _require(self, clients: Any, needed: int, what: str) -> None:
+        if len(clients) < needed:
+            raise RoundAbandoned(f"{self._where}: {len(clients)} clients have {what}, and the sum needs {needed}.")
+
+    def _check_weights(self, totals: Totals, survivors: Sequence[ClientId], point: FixedPoint) -> None:
+        """What clients count is public, so its sum is known: another one comes of a lie, or of masks that are left."""
+        enrolled = self._federation.task.spec.clients
+        expected = sum(self._method.public_weight(enrolled[client].num_examples) for client in survivors)
+        allowed, found = (expected, float(len(survivors))), {name: mean.weight for name, mean in totals.items()}
+        if self._method.adds_to_one and totals:
+            found = {"all models together": sum(found.values())}
+        for name, weight in found.items():
+            if min(abs(weight - one) for one in allowed) > len(survivors) * point.error:  # guard: sums-weights-known
+                raise RoundAbandoned(
+                    f"{self._where}: {name} counts {weight:g} in the sum, and clients together {expected:g}."
+                )
+
+    def _job(self, client: ClientId, call: Any, halvings: int = 0) -> Job:
+        """A client draws what it would draw if it were asked in the clear: exchanges do not count."""
+        job = super()._job(client, call, halvings)
+        plain = self._federation.client_context(client, self._state.round, self._phase, self._questions)
+        return replace(job, method=Told(job.method), context=replace(job.context, step_seed=plain.step_seed))

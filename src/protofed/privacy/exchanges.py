@@ -1,0 +1,216 @@
+"""What goes to and fro in a secure sum, as records, and the steps in which clients answer."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protofed.api.contexts import ClientContext, MainTraining, Reply
+from protofed.api.method import Step
+from protofed.api.sums import Summand, Summands
+from protofed.api.task import ClientId
+from protofed.privacy.fixed_point import FixedPoint, by_name, flat
+from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES, framed
+from protofed.privacy.site import SEALED_BYTES, Advert, Occasion, Roster, Site, words
+from protofed.privacy.vault import Aborted, Vault
+from protofed.tree import Tree, record
+
+
+@record
+class Announcement:
+    """To a client, first: what all sites will be sent."""
+
+    digest: Tensor  # (32,), of the method's message
+
+
+@record
+class AdvertUpload:
+    sealing: Tensor  # (32,)
+    masking: Tensor  # (32,)
+    signature: Tensor  # (64,)
+
+
+@record
+class RosterMessage:
+    """To every site, second: who takes part, and their keys."""
+
+    place: Tensor  # (n,), among all sites that there are, in canonical order
+    sealing: Tensor  # (n, 32)
+    masking: Tensor  # (n, 32)
+    signature: Tensor  # (n, 64)
+
+
+@record
+class SharesUpload:
+    sealed: Tensor  # (n, S), for each site of the roster; zeros for the sender
+
+
+@record
+class Request:
+    """To every site that has shared, third: the method's message, and what the others have sealed for it."""
+
+    base: Tree
+    has_shared: Tensor  # (n,)
+    sealed: Tensor  # (n, S), from each site of the roster
+
+
+@record
+class MaskedUpload:
+    numbers: Tensor  # (P,), int64
+
+
+@record
+class Standing:
+    """To every site that has added, last: who has added and who dropped out between."""
+
+    survived: Tensor  # (n,)
+    dropped: Tensor  # (n,)
+
+
+@record
+class UnmaskingUpload:
+    shares: Tensor  # (n, 32), one of each site that survived or dropped out
+
+
+def octets(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).cpu()
+
+
+def text_of(octets: Tensor) -> bytes:
+    return bytes(octets.tolist())
+
+
+def message_digest(message: Tree) -> bytes:
+    """SHA-256 of a message: names, types, shapes and all bits."""
+    found = hashlib.sha256()
+    for path, leaf in by_name(message):
+        found.update(framed(path.encode(), repr((leaf.dtype, tuple(leaf.shape))).encode()))
+        found.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.digest()
+
+
+def roster_message(roster: Roster, everyone: Sequence[ClientId]) -> RosterMessage:
+    adverts = list(roster.adverts.values())
+    return RosterMessage(
+        torch.tensor([everyone.index(client) for client in roster.ids], device="cpu"),
+        torch.stack([octets(a.sealing) for a in adverts]),
+        torch.stack([octets(a.masking) for a in adverts]),
+        torch.stack([octets(a.signature) for a in adverts]),
+    )
+
+
+def roster_of(message: RosterMessage, everyone: Sequence[ClientId]) -> Roster:
+    places = message.place.tolist()
+    if places != sorted(set(places)) or not all(0 <= place < len(everyone) for place in places):
+        raise Aborted("the server names sites that there are not, or one of them twice")
+    columns = (message.sealing, message.masking, message.signature)
+    rows = zip(*columns, strict=True)
+    return Roster({everyone[k]: Advert(*map(text_of, row)) for k, row in zip(places, rows, strict=True)})
+
+
+# ---- the clients' steps
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What every site knows of the secure sums of a run, and has not from the server."""
+
+    vault: Vault
+    identities: Mapping[ClientId, bytes]
+    """The public halves of what sites sign with, in canonical order."""
+    share: float
+    """The least part of the sites that must stay."""
+
+    def site(self, client: ClientId) -> Site:
+        return Site(self.vault, client, self.identities, self.share)
+
+
+@dataclass(frozen=True)
+class Advertise:
+    terms: Terms
+    occasion: Occasion
+
+    async def __call__(self, client: ClientContext, message: Announcement, memory: Tree) -> Reply[AdvertUpload, Tree]:
+        advert = self.terms.site(client.id).advertise(self.occasion, text_of(message.digest))
+        return Reply(AdvertUpload(*map(octets, (advert.sealing, advert.masking, advert.signature))), memory)
+
+
+@dataclass(frozen=True)
+class ShareOut:
+    terms: Terms
+    occasion: Occasion
+
+    async def __call__(self, client: ClientContext, message: RosterMessage, memory: Tree) -> Reply[SharesUpload, Tree]:
+        roster = roster_of(message, list(self.terms.identities))
+        sealed = self.terms.site(client.id).share_out(self.occasion, roster)
+        rows = [octets(sealed.get(other, bytes(SEALED_BYTES))) for other in roster.ids]
+        return Reply(SharesUpload(torch.stack(rows)), memory)
+
+
+@dataclass(frozen=True)
+class Add:
+    """The method's own step, and what the client adds of it as whole numbers, without a mask."""
+
+    step: Step[Any, Any, Any]
+    summand: Summand
+    public_weight: Callable[[int], float]
+    point: FixedPoint
+
+    async def __call__(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[MaskedUpload, Tree]:
+        numbers, memory = await self.added(client, message, memory)
+        return Reply(MaskedUpload(numbers), memory)
+
+    async def added(self, client: ClientContext, message: Tree, memory: Tree) -> tuple[Tensor, Tree]:
+        # The loss of its training stays with the client: it would be told beside the sum.
+        reply = await self.step(replace(client, main=MainTraining()), message, memory)
+        summands = self.summand(reply.upload, message)
+        self._check_weights(summands, self.public_weight(len(client.data)))
+        return self.point.encoded(flat(summands)), reply.memory
+
+    def _check_weights(self, summands: Summands, public: float) -> None:
+        for name, (_, weight) in summands.items():
+            if weight not in (0.0, 1.0, public):  # guard: sums-weights-public
+                raise Aborted(f"{name} would count {weight:g}, and what a client counts in a secure sum must be public")
+
+
+@dataclass(frozen=True)
+class AddMasked:
+    adds: Add
+    terms: Terms
+    occasion: Occasion
+
+    async def __call__(self, client: ClientContext, message: Request, memory: Tree) -> Reply[MaskedUpload, Tree]:
+        site, digest = self.terms.site(client.id), message_digest(message.base)
+        ids = site.roster_ids(self.occasion)
+        numbers, memory = await self.adds.added(client, message.base, memory)
+        marks = message.has_shared.tolist()
+        sealed = {other: text_of(message.sealed[k]) for k, other in enumerate(ids) if marks[k] and other != client.id}
+        masked = site.mask(self.occasion, digest, sealed, words(numbers.cpu().numpy()))
+        return Reply(MaskedUpload(torch.from_numpy(masked.view("int64"))), memory)
+
+
+@dataclass(frozen=True)
+class Unmask:
+    terms: Terms
+    occasion: Occasion
+
+    async def __call__(self, client: ClientContext, message: Standing, memory: Tree) -> Reply[UnmaskingUpload, Tree]:
+        site = self.terms.site(client.id)
+        ids = site.roster_ids(self.occasion)
+        survivors, dropped = (
+            [other for other, mark in zip(ids, marks.tolist(), strict=True) if mark]
+            for marks in (message.survived, message.dropped)
+        )
+        shares = site.unmask(self.occasion, survivors, dropped)
+        rows = [octets(shares.get(other, bytes(KEY_BYTES))) for other in ids]
+        return Reply(UnmaskingUpload(torch.stack(rows)), memory)
+
+
+LIKE_ADVERT = AdvertUpload(*(torch.zeros(size, dtype=torch.uint8) for size in (KEY_BYTES, KEY_BYTES, SIGNATURE_BYTES)))
+
+
+def rows_of(count: int, size: int) -> Tensor:
+    return torch.zeros(count, size, dtype=torch.uint8, device="cpu")
