@@ -718,8 +718,8 @@ GUARDS = (
         what="memory is kept only of accepted uploads",
         tests="tests/faults/test_uploads.py -k costs_its_client",
         swap=(
-            "if not isinstance(upload, Failure):",
-            "if self._receipts.update({client: outcome.receipt}) or not isinstance(upload, Failure):",
+            "not isinstance(checked, Failure):",
+            "(self._receipts.update({client: outcome.receipt}) or not isinstance(checked, Failure)):",
         ),
     ),
     Guard(

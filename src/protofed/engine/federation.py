@@ -9,13 +9,16 @@ from math import ceil, inf
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
-from protofed.api.method import Method, UsedModel, validate, with_weighting
+from protofed.api.method import Method, UsedModel, with_weighting
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
 from protofed.engine.around import unwrapped
+from protofed.engine.conflicts import problems_of
 from protofed.engine.norm_statistics import with_norm_statistics
 from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
@@ -27,13 +30,13 @@ from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
 from protofed.one_run import only_run
-from protofed.optim.optimizers import rate_of
 from protofed.optim.schedules import ConstantRate, scheduled
 from protofed.runtimes.base import Runtime, TestKind
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
+from protofed.transforms.by_class import too_few
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
@@ -64,19 +67,7 @@ class Federation:
         if t.held_out_clients >= (count := len(self.task.clients) - len(self.task.held_out)):
             what = f"training.held_out_clients is {t.held_out_clients}, but the task has {count} clients"
             raise BadInput(f"{what}: one must be left to train")
-        problems = [
-            f"{key}: {why}" for key, why in validate(unwrapped(self.method), t.optimizer, t.batch_size, self.spec)
-        ]
-        if t.on_divergence == "retry_half_lr" and rate_of(t.optimizer) is None:
-            problems.append(
-                f'training.on_divergence = "retry_half_lr": {t.optimizer!r} has no learning rate to be halved'
-            )
-        if t.schedule != ConstantRate() and rate_of(t.optimizer) is None:
-            problems.append(f"training.schedule: {t.optimizer!r} has no learning rate to be changed")
-        if t.minimum_replies > (sampled := len(self.sampled(0))):
-            problems.append(
-                f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
-            )
+        problems = problems_of(self)
         if problems:
             raise BadInput("\n".join(problems))
         if t.norm_statistics != "averaged" or t.optimizer_state != "fresh":
@@ -88,8 +79,8 @@ class Federation:
     def start(self) -> State:
         if self.uploads.stages:
             like = self.method.upload_spec(self.initial_server, self.server_context(0, "load"))
-            refusals = [why for stage in self.uploads.stages if (why := stage.refusal(like))]
-            if refusals:
+            message = self.method.message_for(self.initial_server, self.ids[0])
+            if refusals := self.uploads.refusals(like, message, self.task.num_classes):
                 raise BadInput("\n".join(refusals))
         return self._attempted(self._setup, State(0, None, {}))
 
@@ -215,7 +206,12 @@ class Federation:
     def limits(self) -> Limits:
         """What no good upload exceeds."""
         enrolled = {client: enrolment.num_examples for client, enrolment in self.task.spec.clients.items()}
-        return Limits(self.task.num_classes, self.training.max_norm, enrolled)
+        return Limits(self.task.num_classes, self.training.max_norm, enrolled, self.withheld)
+
+    def withheld(self, client: ClientId) -> Tensor | None:
+        """The classes of which a client has too few examples to say anything, (C,); None if it may tell of all."""
+        minimum, task = self.uploads.min_class_count, self.task
+        return too_few(task.site(client).train.labels, task.num_classes, minimum) if minimum else None
 
     def networks_of(self, client: ClientId) -> Networks:
         """A client's networks; clients with equal ones share them."""
@@ -265,9 +261,9 @@ class Federation:
         message = self.method.message_for(self.initial_server, client)
         return self.method.init_memory(self.client_context(client, 0), message)
 
-    def encoded(self, upload: Tree) -> Tree:
-        """An upload as it is sent."""
-        return self.uploads.encoded(upload)
+    def encoded(self, upload: Tree, data: Data) -> Tree:
+        """An upload as it is sent by a client that has these examples."""
+        return self.uploads.encoded(upload, data.labels, self.task.num_classes)
 
     @cached_property
     def pooled_tests(self) -> Data | None:
@@ -320,7 +316,7 @@ class Federation:
             clients = RoundClients(self, state, wanted, "evaluate")
             with only_run(), self.runtime.open(self):
                 try:
-                    found |= clients.run(self.method.evaluate_own, message_for, like, tests)
+                    found |= clients.run(self.method.evaluate_own, message_for, like, tests=tests)
                 except RoundAbandoned:
                     if attempt + 1 == self.training.attempts or not any(f.is_killed for f in clients.failures):
                         raise

@@ -51,7 +51,7 @@ class OwnWeights:
 
 @record
 class Weights:
-    params: Params
+    params: Annotated[Params, roles.Weights()]
 
 
 @record

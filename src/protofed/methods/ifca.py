@@ -19,6 +19,7 @@ Departures:
 7. Losses are compared on all of a client's training examples, in evaluation mode and unvaried.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -27,6 +28,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Uploads
 from protofed.api.requests import Objective
@@ -46,7 +48,7 @@ class Choice:
 
 @record
 class ClusterUpload:
-    params: Params
+    params: Annotated[Params, roles.Weights()]
     count: Annotated[Tensor, Count()]  # (K,), the client's examples at the model that it chose, else 0
 
 
@@ -107,6 +109,10 @@ class IFCA(Averages, Method[Weights, Weights, Choice, ClusterUpload]):
                     means.setdefault(k, Mean()).add(upload.params, 1 if self.is_uniform else count)
         clusters = range(self.num_clusters)
         return Weights(stacked([means[k].value() if k in means else entry(state.params, k) for k in clusters]))
+
+    def group(self, state: Weights, client: ClientId, upload: ClusterUpload) -> Hashable:
+        """The model that the client trained."""
+        return tuple(upload.count.nonzero().flatten().tolist())
 
     def finish(self, state: Weights, clients: Clients) -> Weights:
         for _ in clients.run(self.choose, lambda client: self.message_for(state, client), Nothing()):

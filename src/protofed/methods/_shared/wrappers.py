@@ -1,6 +1,6 @@
 """Methods that go around another one: what it needs to have, and what is left to it."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -45,6 +45,10 @@ class Wrapper(Method[Any, Any, Any, Any]):
         return self.base.needs_fresh_optimizer
 
     @property
+    def needs_each_upload(self) -> str:
+        return self.base.needs_each_upload
+
+    @property
     def clients_use(self) -> UsedModel:
         return self.base.clients_use
 
@@ -68,6 +72,9 @@ class Wrapper(Method[Any, Any, Any, Any]):
 
     def aggregate(self, state: Any, uploads: Uploads[Any], server: ServerContext) -> Any:
         return self.base.aggregate(state, uploads, server)
+
+    def group(self, state: Any, client: ClientId, upload: Any) -> Hashable:
+        return self.base.group(state, client, upload)
 
     def finish(self, state: Any, clients: Clients) -> Any:
         return self.base.finish(state, clients)
@@ -117,6 +124,9 @@ class StatefulWrapper(Wrapper):
 
     def aggregate(self, state: Any, uploads: Uploads[Any], server: ServerContext) -> Any:
         return replace(state, base=self.base.aggregate(state.base, uploads, server))
+
+    def group(self, state: Any, client: ClientId, upload: Any) -> Hashable:
+        return self.base.group(state.base, client, upload)
 
     def finish(self, state: Any, clients: Clients) -> Any:
         return replace(state, base=self.base.finish(state.base, clients))

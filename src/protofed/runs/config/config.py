@@ -39,13 +39,14 @@ from protofed.runtimes.base import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 from protofed.tasks.models import known_networks
-from protofed.transforms.chain import UploadSettings
+from protofed.transforms.chain import UploadPipeline, UploadSettings
+from protofed.transforms.robust_stage import RobustSettings
 
 T = TypeVar("T")
 
 NO_IMPORTS = Importer()
 
-HASHED = ("task", "method", "training", "uploads")
+HASHED = ("task", "method", "training", "uploads", "robust")
 """Sections that change what is trained."""
 
 
@@ -58,11 +59,17 @@ class Config:
     evaluation: EvaluationSettings
     saving: SavingSettings = field(default_factory=SavingSettings)
     uploads: UploadSettings = field(default_factory=UploadSettings)
+    robust: RobustSettings = field(default_factory=RobustSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     user_code: str = ""
     """A digest of the code of a method, task or network of the user's own."""
     networks: Mapping[str, Callable[..., Parts]] = field(default_factory=dict)
     """Networks of the user's own that the task names."""
+
+    @property
+    def pipeline(self) -> UploadPipeline:
+        """What happens to uploads on their way to the method."""
+        return self.uploads.pipeline(self.robust, is_own_data=isinstance(self.task, ReadsOwnFiles))
 
     @property
     def own_parts(self) -> list[Any]:
@@ -105,7 +112,7 @@ class Config:
                 task,
                 self.training,
                 runtime,
-                uploads=self.uploads.pipeline(),
+                uploads=self.pipeline,
                 fine_tune=self.evaluation.fine_tune,
                 name=self.identity,
             )
