@@ -54,7 +54,8 @@ def test_methods_that_send_weights_can_be_clipped(name: str) -> None:
     assert bits(of.advance(of.start()).server) != bits(plain.advance(plain.start()).server)
 
 
-def test_methods_that_send_no_weights_are_refused_by_the_settings_name() -> None:
-    of = Federation(METHODS["fedproto"](), tiny(), Training(rounds=1, epochs=1), uploads=MEDIAN)
+@pytest.mark.parametrize("name", ["fedproto", "ifca", "fedfomo"])
+def test_methods_whose_weights_cannot_be_compared_are_refused_by_the_settings_name(name: str) -> None:
+    of = Federation(METHODS[name](), tiny(), Training(rounds=1, epochs=1), uploads=MEDIAN)
     with pytest.raises(BadInput, match=r"uploads\.clip"):
         of.advance(of.start())

@@ -77,7 +77,7 @@ class Federation:
             object.__setattr__(self, "method", method)
 
     def start(self) -> State:
-        if self.uploads.stages:
+        if self.uploads.stages or self.uploads.reach.updates:
             like = self.method.upload_spec(self.initial_server, self.server_context(0, "load"))
             message = self.method.message_for(self.initial_server, self.ids[0])
             if refusals := self.uploads.refusals(like, message, self.task.num_classes):

@@ -16,7 +16,7 @@ from protofed.engine.message import Refused, WireMessage, bounds, digest, opened
 from protofed.runtimes.base import Failure, Reason
 from protofed.transforms.by_class import class_rows, of_classes
 from protofed.transforms.chain import Reach
-from protofed.transforms.stage import has_weights, length
+from protofed.transforms.stage import length, sent_weights
 from protofed.tree import Tree
 
 T = TypeVar("T")
@@ -187,7 +187,8 @@ def out_of_reach(
     of two in the middle the larger one counts, which half of the clients cannot make too small."""
     found: dict[ClientId, Failure] = {}
     if reach.updates:
-        distances = {c: [length(upload, message_for(c))] for c, upload in uploads if has_weights(upload)}
+        pairs = {client: (upload, message_for(client)) for client, upload in uploads}
+        distances = {client: [length(*pair)] for client, pair in pairs.items() if sent_weights(*pair)}
         for client, ratio in _beyond(distances, reach.updates):  # guard: updates-within-reach
             detail = f"its weights are {ratio:.3g} times as far from those it received as the median of the round"
             found[client] = Failure(client, Reason.UPDATE_TOO_LARGE, f"{detail}: above uploads.max_update_ratio")

@@ -14,7 +14,7 @@ from protofed.api.roles import Count, Label, roles
 from protofed.api.task import ClientId
 from protofed.transforms.by_class import class_rows, too_few, withheld
 from protofed.transforms.robust_stage import RobustSettings
-from protofed.transforms.stage import ClipToMedian, Exchange, MinimumOwners, Stage, has_weights
+from protofed.transforms.stage import ClipToMedian, Exchange, MinimumOwners, Stage, has_weights, sent_weights
 from protofed.tree import Tree
 
 Uploads = Iterator[tuple[ClientId, Tree]]
@@ -138,6 +138,9 @@ class UploadPipeline:
     def refusals(self, like: Tree, message: Tree, num_classes: int) -> list[str]:
         """Why settings cannot be for a method whose uploads and messages are like these."""
         found = [stage.refusal(like, message, num_classes) for stage in self.stages]
+        if self.reach.updates and not sent_weights(like, message):
+            what = "is for methods that send weights and whose clients receive one model"
+            found.append(f"uploads.max_update_ratio = {self.reach.updates:g} {what}: set it to 0")
         return [why for why in (*found, self.robust.refusal(like)) if why]
 
     def staged(self, uploads: Uploads, exchange: Exchange) -> Uploads:

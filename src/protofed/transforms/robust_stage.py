@@ -121,7 +121,9 @@ class RobustWeights:
             }
             centres.setdefault(group, CENTRES[self.rule](self.faulty)).add(_flat([leaves[path] for path in shapes]))
             held.append((client, group, _rest(upload, shapes)))
-        values = {group: _parts(centre.value(), shapes) for group, centre in centres.items() if centre.is_protected}
+        values = {
+            group: _parts(centre.value(), shapes) for group, centre in centres.items() if centre.is_protected
+        }  # guard: small-groups-left-out
         for group in [group for group in centres if group not in values]:
             clients = ", ".join(client for client, of, _ in held if of == group)
             log.warning("%s: GROUP_UNDERPROTECTED: %s are averaged with each other, too few for %d bad ones: left out",
