@@ -121,9 +121,8 @@ class RobustWeights:
             }
             centres.setdefault(group, CENTRES[self.rule](self.faulty)).add(_flat([leaves[path] for path in shapes]))
             held.append((client, group, _rest(upload, shapes)))
-        values = {
-            group: _parts(centre.value(), shapes) for group, centre in centres.items() if centre.is_protected
-        }  # guard: small-groups-left-out
+        protected = [group for group, centre in centres.items() if centre.is_protected]  # guard: small-groups-left-out
+        values = {group: _parts(centres[group].value(), shapes) for group in protected}
         for group in [group for group in centres if group not in values]:
             clients = ", ".join(client for client, of, _ in held if of == group)
             log.warning("%s: GROUP_UNDERPROTECTED: %s are averaged with each other, too few for %d bad ones: left out",
