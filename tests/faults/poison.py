@@ -1,4 +1,4 @@
-"""Attacks by plausible lies × robust rules, on minidigits: python tests/faults/poison.py [--attackers 1 2] [--seeds 0]
+"""Attacks by plausible lies × robust rules, on minidigits: python tests/faults/poison.py [--attackers 1 2] [--rules mean]
 
 Clients of different domains are bad. What they send passes every check of a single upload.
 """
@@ -184,6 +184,7 @@ def main() -> int:
     parser.add_argument("--attackers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--attacks", nargs="+", default=[*LIES])
+    parser.add_argument("--rules", nargs="+", default=[*RULES, "Krum", *PROTOTYPE_RULES])
     wanted = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -193,7 +194,7 @@ def main() -> int:
             of_prototypes = attack.startswith("prototypes")
             cells: dict[str, list[float | None]] = {}
             rules = PROTOTYPE_RULES if of_prototypes else (*RULES, "Krum") if attack == "none" else RULES
-            for rule in rules:
+            for rule in [rule for rule in rules if rule in wanted.rules]:
                 cells[rule] = [_cell(attack, attackers, rule, seed, of_prototypes) for seed in wanted.seeds]
             shown = ", ".join(f"{rule} {_shown(found)}" for rule, found in cells.items())
             print(f"{attack}, {attackers} of 12: {shown} ({time.monotonic() - begin:.0f} s)", flush=True)
