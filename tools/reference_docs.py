@@ -26,12 +26,14 @@ from protofed.runs.observers import LoggingSettings
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS
 from protofed.transforms.chain import UploadSettings
+from protofed.transforms.robust_stage import RobustSettings
 
 NOTE = "<!-- Written by `make docs`; do not edit. -->"
 COLUMNS = ["key", "values", "default", "meaning"]
 FILLED = {
     "training": Training,
     "uploads": UploadSettings,
+    "robust": RobustSettings,
     "secure": SecureSettings,
     "runtime": RuntimeSettings,
     "evaluation": EvaluationSettings,

@@ -27,6 +27,7 @@ _MODULES = {
     "Reply": "protofed.api.contexts",
     "Result": "protofed.runs.results",
     "RmsProp": "protofed.optim.optimizers",
+    "RobustSettings": "protofed.transforms.robust_stage",
     "RunFailed": "protofed.errors",
     "RuntimeSettings": "protofed.runs.runtime_choice",
     "Sam": "protofed.optim.optimizers",
@@ -37,6 +38,7 @@ _MODULES = {
     "TensorBoard": "protofed.runs.observers",
     "TrainedModel": "protofed.models.module",
     "Transform": "protofed.data.transforms",
+    "UploadSettings": "protofed.transforms.chain",
     "WeightsAndBiases": "protofed.runs.observers",
     "continue_from": "protofed.runs.run",
     "export": "protofed.models.exporting",
@@ -116,6 +118,8 @@ if TYPE_CHECKING:
     from protofed.runs.run import continue_from, run
     from protofed.runs.runtime_choice import RuntimeSettings
     from protofed.tasks import TASKS
+    from protofed.transforms.chain import UploadSettings
+    from protofed.transforms.robust_stage import RobustSettings
     from protofed.tree import record
 
 _METHODS = {
@@ -238,6 +242,7 @@ __all__ = [
     "Reply",
     "Result",
     "RmsProp",
+    "RobustSettings",
     "RunFailed",
     "RuntimeSettings",
     "Sam",
@@ -249,6 +254,7 @@ __all__ = [
     "TensorBoard",
     "TrainedModel",
     "Transform",
+    "UploadSettings",
     "WeightsAndBiases",
     "__version__",
     "continue_from",

@@ -240,13 +240,36 @@ def test_methods_that_read_single_uploads_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "key"), [({"clip": "median"}, "uploads.clip"), ({"precision": "bfloat16"}, "uploads.precision")]
+    ("settings", "key"),
+    [
+        ({"clip": "median"}, "uploads.clip"),
+        ({"precision": "bfloat16"}, "uploads.precision"),
+        ({"min_owners": 2}, "uploads.min_owners"),
+        ({"max_prototype_ratio": 10}, "uploads.max_prototype_ratio"),
+        ({"max_update_ratio": 10}, "uploads.max_update_ratio"),
+    ],
 )
 def test_what_changes_single_uploads_is_refused(settings: dict[str, Any], key: str) -> None:
     of = federation(method_of("fedavg"), TASK)
     pipeline = UploadSettings(**settings).pipeline()
     with pytest.raises(BadInput, match=f"secure.sums and {key}"):
         dataclasses.replace(of, uploads=pipeline, secure=SecureSettings(sums=True).made())
+
+
+def test_nothing_of_a_rare_class_is_added() -> None:
+    """Every client has one example of class 3, and more of other classes: nobody adds to its prototype."""
+    task = small_task({f"c{k}": [0, 0, 1, 1, 3] for k in range(4)})
+    ends = []
+    for minimum in (0, 2):
+        of = federation(METHODS["fednh"](), task, epochs=1, rounds=1, quarantine=0)
+        pipeline = UploadSettings(min_class_count=minimum).pipeline()
+        of = dataclasses.replace(of, uploads=pipeline, secure=SecureSettings(sums=True, masks=False).made())
+        before = of.start()
+        ends.append(of.advance(before).server.params["classifier.prototypes"])
+    first = before.server.params["classifier.prototypes"]
+    assert not torch.equal(ends[0][3], first[3])
+    assert torch.equal(ends[1][3], first[3])
+    assert not torch.equal(ends[1][0], first[0])
 
 
 def test_too_few_clients_and_their_evaluations_are_refused() -> None:

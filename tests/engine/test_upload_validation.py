@@ -189,6 +189,7 @@ def test_every_reason_that_the_gate_can_give_is_tested() -> None:
     of_messages |= {Reason.WRONG_RUN, Reason.STALE_ROUND, Reason.WRONG_MODEL}
     of_deeds = {Reason.CHANGED_SHARED}  # see test_hostile_clients.py
     of_deeds |= {Reason.NEGATIVE_VARIANCE}  # has a test of its own, below
+    of_deeds |= {Reason.BELOW_MIN_COUNT, Reason.PROTO_TOO_LARGE, Reason.UPDATE_TOO_LARGE}  # see test_reach.py
     assert {reason for _, reason, _ in FAULTS.values()} == set(Reason) - NOT_THE_CLIENTS_FAULT - of_messages - of_deeds
 
 

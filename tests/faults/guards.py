@@ -696,6 +696,72 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="prototypes-within-reach",
+        what="a prototype is no longer than a few times the median of the round",
+        tests="tests/engine/test_reach.py -k long_prototypes_cost",
+        swap=("_beyond(lengths, reach.prototypes)", "[]"),
+    ),
+    Guard(
+        id="updates-within-reach",
+        what="weights go no farther than the setting says",
+        tests="tests/engine/test_reach.py -k go_too_far",
+        swap=("_beyond(distances, reach.updates)", "[]"),
+    ),
+    Guard(
+        id="rare-classes-never-leave",
+        what="a class of too few examples is withheld at the client",
+        tests="tests/transforms/test_minimum_counts.py -k zero_in_all",
+        new="pass",
+    ),
+    Guard(
+        id="below-min-count-refused",
+        what="what a client's policy withholds is refused if it comes all the same",
+        tests="tests/engine/test_reach.py -k does_not_withhold",
+        swap=("dropped is not None", "False"),
+    ),
+    Guard(
+        id="classes-of-few-owners",
+        what="a class of too few clients is told to nobody",
+        tests="tests/transforms/test_minimum_counts.py -k of_one_client",
+        swap=("counted[c] < self.minimum", "False"),
+    ),
+    Guard(
+        id="more-than-twice-the-faulty",
+        what="a robust mean needs more than twice as many vectors as may be bad",
+        tests="tests/transforms/test_robust.py -k too_few",
+        swap=("not self.is_protected", "False"),
+    ),
+    Guard(
+        id="small-groups-left-out",
+        what="clusters of too few clients for so many bad ones are left out",
+        tests="tests/transforms/test_robust_stage.py -k stay_apart",
+        swap=(" if centre.is_protected", ""),
+    ),
+    Guard(
+        id="classes-of-too-few-owners-keep-prototypes",
+        what="a class of too few clients for so many bad ones keeps its prototype",
+        tests="tests/transforms/test_robust_stage.py -k keeps_its_prototype",
+        swap=("len(owners) <= 2 * self.faulty", "False"),
+    ),
+    Guard(
+        id="robust-needs-replies",
+        what="robust rules need more good replies than twice the bad clients",
+        tests="tests/transforms/test_robust_stage.py -k both_keys",
+        swap=("minimum_replies < self.least_replies", "False"),
+    ),
+    Guard(
+        id="robust-needs-averaging",
+        what="robust means are refused where the server needs each client's weights",
+        tests="tests/transforms/test_robust_stage.py -k both_keys",
+        swap=("if method.needs_each_upload", "if False"),
+    ),
+    Guard(
+        id="robust-needs-equal-weights",
+        what="robust means are refused where reported numbers of examples weigh",
+        tests="tests/transforms/test_robust_stage.py -k both_keys",
+        swap=('weighting_of(method, weighting) == "examples"', "False"),
+    ),
+    Guard(
         id="variances-not-negative",
         what="running variances are not negative",
         tests="tests/engine/test_upload_validation.py -k negative_variance",
@@ -718,8 +784,8 @@ GUARDS = (
         what="memory is kept only of accepted uploads",
         tests="tests/faults/test_uploads.py -k costs_its_client",
         swap=(
-            "if not isinstance(upload, Failure):",
-            "if self._receipts.update({client: outcome.receipt}) or not isinstance(upload, Failure):",
+            "not isinstance(checked, Failure):",
+            "(self._receipts.update({client: outcome.receipt}) or not isinstance(checked, Failure)):",
         ),
     ),
     Guard(
@@ -1489,6 +1555,18 @@ GUARDS = (
         what="secure sums: methods that read single uploads are refused",
         tests="tests/engine/test_secure.py -k read_single_uploads",
         new="if False:",
+    ),
+    Guard(
+        id="secure-without-reach",
+        what="secure sums: comparing single uploads is refused",
+        tests="tests/engine/test_secure.py -k changes_single_uploads",
+        new="if False:",
+    ),
+    Guard(
+        id="rare-classes-not-in-sums",
+        what="secure sums: a client adds nothing of a class of which it has few examples",
+        tests="tests/engine/test_secure.py -k rare_class",
+        swap=("withheld(upload, few)", "upload"),
     ),
     Guard(
         id="secure-without-stages",

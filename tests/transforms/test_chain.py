@@ -71,7 +71,7 @@ def test_a_chain_is_undone_in_reverse() -> None:
 
     chain = UploadPipeline((Named("a"), Named("b")))
     one = {"x": torch.ones(1)}
-    assert chain.spec(one) == chain.encoded(one) == {"b": {"a": one}}
+    assert chain.spec(one) == chain.encoded(one, torch.tensor([0]), 1) == {"b": {"a": one}}
     assert chain.decoded({"b": {"a": one}}, one) == one
 
 

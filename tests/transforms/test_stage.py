@@ -12,7 +12,7 @@ from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.methods.families import Weights, WeightUpload
 from protofed.transforms.chain import UploadSettings
-from protofed.transforms.stage import ClipToMedian
+from protofed.transforms.stage import ClipToMedian, Exchange
 
 MEDIAN = UploadSettings(clip="median").pipeline()
 
@@ -24,7 +24,8 @@ def upload(*weights: float) -> WeightUpload:
 def test_ways_that_are_longer_than_the_median_are_scaled_down_to_it() -> None:
     """From (1, 0): lengths 1, 2 and 10, so that the last becomes 2 long in its own direction."""
     uploads: Any = [("a", upload(2.0, 0.0)), ("b", upload(1.0, 2.0)), ("c", upload(1.0, -10.0))]
-    cleaned = ClipToMedian().cleaned(uploads, lambda client: Weights({"w": torch.tensor([1.0, 0.0])}))
+    exchange = Exchange(lambda client: Weights({"w": torch.tensor([1.0, 0.0])}), num_classes=5)
+    cleaned = list(ClipToMedian().cleaned(uploads, exchange))
     assert [client for client, _ in cleaned] == ["a", "b", "c"]
     assert cleaned[0][1] is uploads[0][1]
     assert cleaned[1][1] is uploads[1][1]
@@ -53,7 +54,8 @@ def test_methods_that_send_weights_can_be_clipped(name: str) -> None:
     assert bits(of.advance(of.start()).server) != bits(plain.advance(plain.start()).server)
 
 
-def test_methods_that_send_no_weights_are_refused_by_the_settings_name() -> None:
-    of = Federation(METHODS["fedproto"](), tiny(), Training(rounds=1, epochs=1), uploads=MEDIAN)
+@pytest.mark.parametrize("name", ["fedproto", "ifca", "fedfomo"])
+def test_methods_whose_weights_cannot_be_compared_are_refused_by_the_settings_name(name: str) -> None:
+    of = Federation(METHODS[name](), tiny(), Training(rounds=1, epochs=1), uploads=MEDIAN)
     with pytest.raises(BadInput, match=r"uploads\.clip"):
         of.advance(of.start())

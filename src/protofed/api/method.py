@@ -13,7 +13,7 @@ the runtime, which may answer it for one client at once or for a whole cohort to
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
@@ -53,6 +53,8 @@ M = TypeVar("M", bound="Method[Any, Any, Any, Any]")
 
 
 Step = Callable[[ClientContext, Message, Memory], Coroutine[Any, Any, Reply[Upload, Memory]]]
+Group = Callable[[ClientId, Upload], Hashable]
+"""Which uploads are meant to be alike."""
 SettingErrors = Iterator[tuple[str, str]]
 """Settings, and why they cannot be."""
 Uploads = Iterable[tuple[ClientId, Upload]]
@@ -73,9 +75,14 @@ class Clients(Protocol):
         """What gives sums over clients, where uploads are not to be had one by one."""
 
     def run(
-        self, step: Step[Message, Memory, Upload], message_for: Callable[[ClientId], Message], like: Upload
+        self,
+        step: Step[Message, Memory, Upload],
+        message_for: Callable[[ClientId], Message],
+        like: Upload,
+        group: Group[Upload] | None = None,
     ) -> Iterator[tuple[ClientId, Upload]]:
-        """Runs a step at every client. Uploads that are not like `like` are refused."""
+        """Runs a step at every client. Uploads that are not like `like` are refused. Only those of one `group` are
+        compared with each other by rules against bad uploads; all are, if there is none."""
 
 
 class Summing(Protocol):
@@ -117,6 +124,12 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         return ""
 
     @property
+    def needs_each_upload(self) -> str:
+        """Why the server needs each client's weights as they were sent, so that no robust mean can stand in for them;
+        empty if it only averages them."""
+        return ""
+
+    @property
     def clients_use(self) -> UsedModel:
         """The model that a client uses, by which the method is judged. A method that has a public model and gives each
         client one of its own says so here."""
@@ -150,6 +163,10 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     def aggregate(self, state: State, uploads: Uploads[Upload], server: ServerContext) -> State:
         """What the server knows after reading the uploads, all of them, once."""
 
+    def group(self, state: State, client: ClientId, upload: Upload) -> Hashable:
+        """With whose uploads this one is averaged: one group, unless the method keeps clusters of clients apart."""
+        return 0
+
     def public(self, state: State) -> tuple[Params, Message] | None:
         """The model that anyone may use and the message it predicts with; None where every client has its own."""
         return None
@@ -167,7 +184,7 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
 
     def round(self, state: State, clients: Clients) -> State:
         like = self.upload_spec(state, clients.server)
-        uploads = clients.run(self.train, partial(self.message_for, state), like)
+        uploads = clients.run(self.train, partial(self.message_for, state), like, partial(self.group, state))
         return self.aggregate(state, uploads, clients.server)
 
     def finish(self, state: State, clients: Clients) -> State:

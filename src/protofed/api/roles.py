@@ -33,14 +33,26 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Prototype:
-    """A vector for each class, (C, D): zero where the class is absent."""
+class PerClass:
+    """What is said of each class, (C, ...), or (C · S, ...) with S rows for each class: zero where it is absent."""
 
     counted_by: str = "count"
-    """The field of the same record that says how much is behind each vector."""
+    """The field of the same record that says how much is behind each row."""
+    is_shared: bool = True
+    """Whether the server makes something of it for others; False where it only decides about the client itself."""
 
 
-Role = Count | Label | Weights | Prototype
+@dataclass(frozen=True)
+class Prototype(PerClass):
+    """A vector for each class, (C, D) or (C · S, D)."""
+
+
+Role = Count | Label | Weights | PerClass
+
+
+def counted_by(path: str, role: PerClass) -> str:
+    """The path of the counts behind what is at a path."""
+    return f"{path.rpartition('/')[0]}/{role.counted_by}".removeprefix("/")
 
 
 def roles(value: Tree) -> dict[str, Role]:

@@ -1,6 +1,6 @@
 """A setting of the training that concerns what clients keep, as a method around the configured one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Evaluation, Outcomes, Reading
-from protofed.api.method import Clients, Method, Step, Summing, Uploads, UsedModel
+from protofed.api.method import Clients, Group, Method, Step, Summing, Uploads, UsedModel
 from protofed.api.sums import Summand, Totals
 from protofed.api.task import ClientId, TaskSpec
 from protofed.api.views import Observed, Points, Relation
@@ -66,6 +66,10 @@ class Around(Method[Any, Any, Any, Any]):
         return self.base.needs_fresh_optimizer
 
     @property
+    def needs_each_upload(self) -> str:
+        return self.base.needs_each_upload
+
+    @property
     def clients_use(self) -> UsedModel:
         return self.base.clients_use
 
@@ -83,6 +87,9 @@ class Around(Method[Any, Any, Any, Any]):
 
     def aggregate(self, state: Tree, uploads: Uploads[Tree], server: ServerContext) -> Tree:
         return self.base.aggregate(state, uploads, server)
+
+    def group(self, state: Tree, client: ClientId, upload: Tree) -> Hashable:
+        return self.base.group(state, client, upload)
 
     def public(self, state: Tree) -> tuple[Params, Tree] | None:
         return self.base.public(state)
@@ -216,9 +223,13 @@ class _Clients:
         return None if self.clients.summing is None else self
 
     def run(
-        self, step: Step[Any, Any, Any], message_for: Callable[[ClientId], Any], like: Any
+        self,
+        step: Step[Any, Any, Any],
+        message_for: Callable[[ClientId], Any],
+        like: Any,
+        group: Group[Any] | None = None,
     ) -> Iterator[tuple[ClientId, Any]]:
-        uploads = self.clients.run(self._around(step), message_for, like)
+        uploads = self.clients.run(self._around(step), message_for, like, group)
         return ((client, self.method.arrived(upload, self.server)) for client, upload in uploads)
 
     def summed(

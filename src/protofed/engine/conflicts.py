@@ -23,4 +23,6 @@ def problems_of(federation: "Federation") -> list[str]:
         problems.append(
             f"training.minimum_replies is {t.minimum_replies}, but only {sampled} clients take part in a round"
         )
+    conflicts = federation.uploads.robust.conflicts(method, t.weighting, t.minimum_replies)
+    problems += (f"{key} {why}" for key, why, _ in conflicts)
     return [*problems, *(federation.secure.refusals(federation) if federation.secure is not None else ())]

@@ -9,6 +9,8 @@ from math import ceil, inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
 from protofed.api.method import Method, UsedModel, with_weighting
@@ -34,6 +36,7 @@ from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
+from protofed.transforms.by_class import too_few
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
@@ -79,10 +82,10 @@ class Federation:
             object.__setattr__(self, "method", method)
 
     def start(self) -> State:
-        if self.uploads.stages:
+        if self.uploads.stages or self.uploads.reach.updates:
             like = self.method.upload_spec(self.initial_server, self.server_context(0, "load"))
-            refusals = [why for stage in self.uploads.stages if (why := stage.refusal(like))]
-            if refusals:
+            message = self.method.message_for(self.initial_server, self.ids[0])
+            if refusals := self.uploads.refusals(like, message, self.task.num_classes):
                 raise BadInput("\n".join(refusals))
         return self._attempted(self._setup, State(0, None, {}))
 
@@ -212,7 +215,12 @@ class Federation:
     def limits(self) -> Limits:
         """What no good upload exceeds."""
         enrolled = {client: enrolment.num_examples for client, enrolment in self.task.spec.clients.items()}
-        return Limits(self.task.num_classes, self.training.max_norm, enrolled)
+        return Limits(self.task.num_classes, self.training.max_norm, enrolled, self.withheld)
+
+    def withheld(self, client: ClientId) -> Tensor | None:
+        """The classes of which a client has too few examples to say anything, (C,); None if it may tell of all."""
+        minimum, task = self.uploads.min_class_count, self.task
+        return too_few(task.site(client).train.labels, task.num_classes, minimum) if minimum else None
 
     def networks_of(self, client: ClientId) -> Networks:
         """A client's networks; clients with equal ones share them."""
@@ -261,9 +269,9 @@ class Federation:
         message = self.method.message_for(self.initial_server, client)
         return self.method.init_memory(self.client_context(client, 0), message)
 
-    def encoded(self, upload: Tree) -> Tree:
-        """An upload as it is sent."""
-        return self.uploads.encoded(upload)
+    def encoded(self, upload: Tree, data: Data) -> Tree:
+        """An upload as it is sent by a client that has these examples."""
+        return self.uploads.encoded(upload, data.labels, self.task.num_classes)
 
     @cached_property
     def pooled_tests(self) -> Data | None:
@@ -316,7 +324,7 @@ class Federation:
             clients = RoundClients(self, state, wanted, "evaluate")
             with only_run(), self.runtime.open(self):
                 try:
-                    found |= clients.run(self.method.evaluate_own, message_for, like, tests)
+                    found |= clients.run(self.method.evaluate_own, message_for, like, tests=tests)
                 except RoundAbandoned:
                     if attempt + 1 == self.training.attempts or not any(f.is_killed for f in clients.failures):
                         raise

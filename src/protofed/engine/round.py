@@ -14,13 +14,13 @@ import torch
 from protofed import tree, wire
 from protofed.api.contexts import ServerContext
 from protofed.api.evaluation import Evaluation, evaluation_spec
-from protofed.api.method import Step, Summing
+from protofed.api.method import Group, Step, Summing
 from protofed.api.task import ClientId
 from protofed.engine.around import unwrapped
 from protofed.engine.collector import Collector
 from protofed.engine.message import WireMessage
 from protofed.engine.state import State, Traffic
-from protofed.engine.upload_validation import UploadValidator
+from protofed.engine.upload_validation import UploadValidator, out_of_reach
 from protofed.errors import RoundAbandoned, RunFailed
 from protofed.nn.networks import Patterns, matching
 from protofed.optim.optimizers import halved
@@ -38,6 +38,7 @@ from protofed.runtimes.base import (
 )
 from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.device import unplaced
+from protofed.transforms.stage import Exchange
 from protofed.tree import Nothing, Tree
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class RoundClients:
         step: Step[Any, Any, Any],
         message_for: Callable[[ClientId], Tree],
         like: Tree,
+        group: Group[Any] | None = None,
         tests: TestKind = "none",
     ) -> Iterator[tuple[ClientId, Tree]]:
         """Accepted uploads in canonical order, each given out as soon as it and those before it are there. A client
@@ -107,7 +109,9 @@ class RoundClients:
         call = _Call(ticket, ids, step, message_for, like, validator, tests, trains, evaluates, upload_bytes)
         if self._phase == "evaluate":
             return self._stream(call)
-        return federation.uploads.staged(self._stream(call), call.message_for)
+        grouped = {} if group is None else {"group": group}
+        exchange = Exchange(message_for, federation.task.num_classes, **grouped, where=self._where)
+        return federation.uploads.staged(self._stream(call), exchange)
 
     @property
     def summing(self) -> Summing | None:
@@ -122,21 +126,46 @@ class RoundClients:
     def _stream(self, call: "_Call") -> Iterator[tuple[ClientId, Tree]]:
         federation, good, failed_before = self._federation, 0, len(self._failures)
         counted, size = None, 0  # clients are often sent the same message
-        for client, outcome in self._outcomes(call, call.ids, self._jobs(call)):
-            outcome = self._retried(client, outcome, call)
+        for client, outcome, message, checked in self._compared(call, self._checked(call)):
             with unplaced():
-                message, upload = call.sent.pop(client, Nothing()), self._accepted(client, outcome, call)
+                upload = self._accepted(client, outcome, checked, call)
                 if message is not counted:
                     counted, size = message, wire.num_bytes(message)
                 moved = Traffic(size, 0 if upload is None else call.upload_bytes)
                 self._traffic[client] = self._traffic.get(client, Traffic()) + moved
-            if self._phase != "evaluate":
-                federation.on_client(client)
             if upload is not None:
                 good += 1
                 yield client, federation.uploads.decoded(upload, call.like)
         self._unread -= 1
         self._require_enough(good, self._failures[failed_before:])
+
+    def _checked(self, call: "_Call") -> "Iterator[_Reply]":
+        """What came of each client, what it was sent, and its upload or what is wrong with it by itself."""
+        for client, outcome in self._outcomes(call, call.ids, self._jobs(call)):
+            outcome = self._retried(client, outcome, call)
+            with unplaced():
+                message = call.sent.pop(client, Nothing())
+                checked = outcome
+                if not isinstance(outcome, Failure):
+                    sent = outcome.upload if isinstance(outcome, Answer) else outcome
+                    checked = call.validator.validated(client, sent)
+            if self._phase != "evaluate":
+                self._federation.on_client(client)
+            yield client, outcome, message, checked
+
+    def _compared(self, call: "_Call", replies: "Iterator[_Reply]") -> "Iterator[_Reply]":
+        """The same, with what is wrong with an upload beside the others of its round. If any could be, all are awaited
+        first."""
+        reach = self._federation.uploads.reach
+        if self._phase == "evaluate" or not reach.compares(call.like):
+            yield from replies
+            return
+        waiting = list(replies)
+        good = [(client, _upload_of(checked)) for client, _, _, checked in waiting if not isinstance(checked, Failure)]
+        with unplaced():
+            failures = out_of_reach(good, call.message_for, reach)
+        for client, outcome, message, checked in waiting:
+            yield client, outcome, message, failures.get(client, checked)
 
     def _outcomes(self, call: "_Call", ids: Sequence[ClientId], jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Any]]:
         collector = Collector(ids, call.ticket, call.validator.bounds, self._deadline, call.sent.__contains__)
@@ -245,24 +274,23 @@ class RoundClients:
             call.ticket,
         )
 
-    def _accepted(self, client: ClientId, outcome: Answer | WireMessage | Failure, call: "_Call") -> Tree | None:
+    def _accepted(
+        self, client: ClientId, outcome: Answer | WireMessage | Failure, checked: Tree | Failure, call: "_Call"
+    ) -> Tree | None:
         """The upload if it counts; a failed client keeps the state that it had."""
-        if not isinstance(outcome, Failure):
-            upload = call.validator.validated(client, outcome.upload if isinstance(outcome, Answer) else outcome)
-            # guard: memory-kept-only-accepted-uploads
-            if not isinstance(upload, Failure):
-                self._good.add(client)
-                if outcome.loss is not None and call.trains:
-                    self._losses[client] = outcome.loss
-                if outcome.receipt is not None:
-                    self._receipts[client] = outcome.receipt  # guard: memories-committed-when-round-ends
-                if isinstance(upload, Evaluated):
-                    self._evaluations[client] = upload.evaluation
-                return upload.upload if isinstance(upload, Evaluated) else upload
-            outcome = upload
-        log.warning("%s: client %s left out: %s: %s", self._where, client, outcome.reason, outcome.detail)
-        self._failures.append(outcome)
-        self._refused[outcome.reason] += 1  # guard: refusals-clients-counted
+        # guard: memory-kept-only-accepted-uploads
+        if not isinstance(outcome, Failure) and not isinstance(checked, Failure):
+            self._good.add(client)
+            if outcome.loss is not None and call.trains:
+                self._losses[client] = outcome.loss
+            if outcome.receipt is not None:
+                self._receipts[client] = outcome.receipt  # guard: memories-committed-when-round-ends
+            if isinstance(checked, Evaluated):
+                self._evaluations[client] = checked.evaluation
+            return _upload_of(checked)
+        log.warning("%s: client %s left out: %s: %s", self._where, client, checked.reason, checked.detail)
+        self._failures.append(checked)
+        self._refused[checked.reason] += 1  # guard: refusals-clients-counted
         return None
 
     def _note(self, refused: Sequence[Failure]) -> None:
@@ -301,6 +329,14 @@ class _Call:
     """Of every accepted upload: all have the types and shapes that were asked for."""
     sent: dict[ClientId, Tree] = field(default_factory=dict)
     """The messages of those that were asked and have not been heard of."""
+
+
+_Reply = tuple[ClientId, Answer | WireMessage | Failure, Tree, Tree | Failure]
+
+
+def _upload_of(checked: Tree) -> Tree:
+    """A good upload as it was sent, without the evaluation that came with it."""
+    return checked.upload if isinstance(checked, Evaluated) else checked
 
 
 def refuse_private(like: Tree, private: Patterns) -> None:

@@ -75,6 +75,10 @@ class SecureSums:
         for stage in federation.uploads.stages:  # guard: secure-without-stages
             what = SETTINGS_OF_STAGES.get(type(stage).__name__, "robust.faulty")
             yield f"secure.sums and {what}: {type(stage).__name__} looks at single uploads; one of the two must go"
+        reach = federation.uploads.reach
+        for key, most in (("max_prototype_ratio", reach.prototypes), ("max_update_ratio", reach.updates)):
+            if most:  # guard: secure-without-reach
+                yield f"secure.sums and uploads.{key}: single uploads cannot be compared; set it to 0"
         for _ in federation.uploads.transforms:
             yield 'secure.sums and uploads.precision: whole numbers are summed as they are; set it to "float32"'
         if (count := len(federation.sampled(0))) < LEAST_SITES:
@@ -127,7 +131,8 @@ class SecureClients(RoundClients):
         refuse_private(like, self._federation.method.private)
         message = self._common(message_for)
         summands = summand(like, message)
-        adds = Add(step, summand, self._method.public_weight, FixedPoint(len(self.ids)))
+        minimum = self._federation.uploads.min_class_count
+        adds = Add(step, summand, self._method.public_weight, FixedPoint(len(self.ids)), minimum)
         like_numbers = MaskedUpload(torch.zeros(len(flat(summands)), dtype=torch.int64, device="cpu"))
         if self._sums.settings.masks:
             survivors, total = self._masked_sum(adds, message, like_numbers)

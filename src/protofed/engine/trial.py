@@ -105,7 +105,7 @@ def _fault(federation: "Federation", state: Tree, client: ClientId, is_whole: bo
         found["reply"] = runtime.reply(job, found["memory"])
 
     def upload() -> None:
-        like = federation.encoded(method.upload_spec(state, federation.server_context(0, "load")))
+        like = federation.uploads.spec(method.upload_spec(state, federation.server_context(0, "load")))
         passed = UploadValidator(like, federation.limits).validated(client, found["reply"].upload)
         if isinstance(passed, Failure):
             raise _NotAccepted(f"the upload would be refused, {passed.reason}: {passed.detail}")

@@ -1,22 +1,28 @@
 """The check that every upload passes before any method sees it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from statistics import median_high
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from protofed import tree, wire
-from protofed.api.roles import Count, Label, Prototype, Role, Weights, roles
+from protofed.api.roles import Count, Label, Role, Weights, roles
 from protofed.api.task import ClientId
 from protofed.engine.message import Refused, WireMessage, bounds, digest, opened, printable
 from protofed.runtimes.base import Failure, Reason
+from protofed.transforms.by_class import class_rows, of_classes
+from protofed.transforms.chain import Reach
+from protofed.transforms.stage import length, sent_weights
 from protofed.tree import Tree
 
 T = TypeVar("T")
 
+LEAST_COMPARED = 3
+"""Of two clients nobody can say which is out of reach."""
 FLOAT32_MAX = float(torch.finfo(torch.float32).max)
 Found = tuple[Reason, str] | None
 
@@ -30,6 +36,8 @@ class Limits:
     """Of all numbers of an upload together."""
     enrolled: Mapping[ClientId, int] = field(default_factory=dict)
     """How many examples each client has; nobody can have counted more."""
+    withheld: Callable[[ClientId], Tensor | None] = lambda client: None
+    """The classes (C,) that a client says nothing of, since it has too few examples of them."""
 
 
 class UploadValidator(Generic[T]):
@@ -40,7 +48,8 @@ class UploadValidator(Generic[T]):
         self._limits = limits
         self._expected = tree.named_leaves(like)
         self._roles = roles(like)
-        self._prototypes = [(path, counted) for path in self._expected if (counted := self._count_of(path))]
+        self._rows = class_rows(like)
+        self._counted = [(path, rows.count) for rows in self._rows for path in rows.paths if path != rows.count]
         self._variances = [path for path, role in self._roles.items() if _is_variance(path, role)]
         self.model, self.bounds = digest(self._expected), bounds(self._expected)
 
@@ -98,7 +107,9 @@ class UploadValidator(Generic[T]):
                 flags += [(leaf != leaf.floor()).any()] if leaf.is_floating_point() else []
             elif path in here and isinstance(role, Label):
                 flags.append(((leaf < 0) | (leaf >= self._limits.num_classes)).any())
-        flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._prototypes if path in here]
+        flags += [_uncounted(given[path], given[counted]).any() for path, counted in self._counted if path in here]
+        if self._rows and (dropped := self._limits.withheld(client)) is not None:
+            flags += [_says_of(given[rows.count], dropped).any() for rows in self._rows if rows.count in here]
         flags += [(given[path] < 0).any() for path in self._variances if path in here]
         if device.type == "cpu":  # nothing waits there
             return any(map(bool, flags))
@@ -110,7 +121,14 @@ class UploadValidator(Generic[T]):
             found = self._bad_leaf(given[path], self._roles.get(path), self._limits.enrolled.get(client, inf))
             if found:
                 return found[0], f"{path}: {found[1]}"
-        for path, counted in self._prototypes:
+        dropped = self._limits.withheld(client) if self._rows else None
+        for rows in self._rows:
+            if dropped is not None and _says_of(given[rows.count], dropped).any():  # guard: below-min-count-refused
+                return (
+                    Reason.BELOW_MIN_COUNT,
+                    f"{rows.count}: tells of a class of which the client has too few examples",
+                )
+        for path, counted in self._counted:
             if _uncounted(given[path], given[counted]).any():  # guard: prototype-has-count
                 return Reason.PROTO_WITHOUT_COUNT, f"{path}: holds a prototype of a class that {counted} says is absent"
         for path in self._variances:
@@ -135,14 +153,6 @@ class UploadValidator(Generic[T]):
             return Reason.UNKNOWN_CLASS, f"holds a class outside 0..{self._limits.num_classes - 1}"
         return None
 
-    def _count_of(self, path: str) -> str | None:
-        """Where the counts of the prototypes at a path are, if it is one of prototypes."""
-        role = self._roles.get(path)
-        if not isinstance(role, Prototype):
-            return None
-        counted = f"{path.rpartition('/')[0]}/{role.counted_by}".removeprefix("/")
-        return counted if counted in self._expected else None
-
 
 def _mismatch(leaf: Any, like: Tensor) -> Found:
     if why := wire.unfit(leaf):
@@ -159,11 +169,51 @@ def _is_variance(path: str, role: Role) -> bool:
     return isinstance(role, Weights) and path.rpartition("/")[2].endswith(".running_var")
 
 
-def _uncounted(mean: Tensor, count: Tensor) -> Tensor:
-    """Which rows of prototypes (C, D) say something of a class without examples."""
-    return (mean != 0).any(-1) & (count == 0)
+def _uncounted(rows: Tensor, count: Tensor) -> Tensor:
+    """Which rows (C, ...) say something of a class without examples."""
+    return (rows != 0).reshape(len(count), -1).any(-1) & (count == 0)
+
+
+def _says_of(leaf: Tensor, dropped: Tensor) -> Tensor:
+    """Which of the dropped classes (C,) a leaf says something of."""
+    return (of_classes(leaf, len(dropped)) != 0).any(-1) & dropped.to(leaf.device)
 
 
 def _most(role: Count, enrolled: float) -> float:
     """The largest count that a client can have."""
     return enrolled if role.of_examples else inf
+
+
+def out_of_reach(
+    uploads: Sequence[tuple[ClientId, Tree]], message_for: Callable[[ClientId], Tree], reach: Reach
+) -> dict[ClientId, Failure]:
+    """Why uploads are too far from the others of their round to count. Each client weighs the same in the medians, and
+    of two in the middle the larger one counts, which half of the clients cannot make too small."""
+    found: dict[ClientId, Failure] = {}
+    if reach.updates:
+        pairs = {client: (upload, message_for(client)) for client, upload in uploads}
+        distances = {client: [length(*pair)] for client, pair in pairs.items() if sent_weights(*pair)}
+        for client, ratio in _beyond(distances, reach.updates):  # guard: updates-within-reach
+            detail = f"its weights are {ratio:.3g} times as far from those it received as the median of the round"
+            found[client] = Failure(client, Reason.UPDATE_TOO_LARGE, f"{detail}: above uploads.max_update_ratio")
+    if reach.prototypes:
+        leaves = {client: tree.named_leaves(upload) for client, upload in uploads}
+        for path in [path for _, upload in uploads[:1] for rows in class_rows(upload) for path in rows.prototypes]:
+            lengths = {client: _row_lengths(own[path]) for client, own in leaves.items()}
+            for client, ratio in _beyond(lengths, reach.prototypes):  # guard: prototypes-within-reach
+                detail = f"{path}: holds a prototype {ratio:.3g} times as long as the median of the round"
+                found[client] = Failure(client, Reason.PROTO_TOO_LARGE, f"{detail}: above uploads.max_prototype_ratio")
+    return found
+
+
+def _beyond(sizes: Mapping[ClientId, Sequence[float]], most: float) -> list[tuple[ClientId, float]]:
+    """Who has a size above so many times the median of the clients' own medians, and how many times it is."""
+    medians = [median_high(own) for own in sizes.values() if own]
+    middle = median_high(medians) if len(medians) >= LEAST_COMPARED else 0.0
+    return [(c, max(own) / middle) for c, own in sizes.items() if middle and own and max(own) > most * middle]
+
+
+def _row_lengths(rows: Tensor) -> list[float]:
+    """The lengths of the rows (C, D) that are not zero."""
+    lengths = rows.double().flatten(1).norm(dim=-1)
+    return [length for length in lengths.tolist() if length]

@@ -17,7 +17,8 @@ Departures:
 4. Draws use the symmetric square root of the covariance, with negative eigenvalues, which are rounding, taken as 0: a
    covariance of few examples has not the full rank that other roots need.
 5. A class of one example in all has a small isotropic covariance.
-6. A class that nobody has is left out of the loss, so that its row of the classifier stays.
+6. A class that nobody has is left out of the loss, so that its row of the classifier stays; of no class at all nothing
+   is calibrated.
 7. Features are fitted as they are; the power transform of the paper is left out, since it would change the model's
    prediction too.
 8. When a round is evaluated that is not the last, its model is calibrated for this test alone; what that sends is not
@@ -117,6 +118,8 @@ class CCVR(StatefulWrapper):
             gaussians = pooled(clients.run(*asked), like)
         else:
             gaussians = of_moments(clients.summing.summed(*asked, added)["moments"].total)
+        if not gaussians.count.any():  # nobody may tell of any class
+            return self.calibrated(base)
         objective = Objective(virtual_loss, trains=CLASSIFIER)
         params = server.fit(
             objective,

@@ -56,7 +56,7 @@ class OwnWeights:
 
 @record
 class Weights:
-    params: Params
+    params: Annotated[Params, roles.Weights()]
 
 
 @record

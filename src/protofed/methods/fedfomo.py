@@ -82,6 +82,8 @@ class FedFomo(Method[Models, Nothing, UsedAndTrained, Weights]):
     exploration_decay: Share = 0.05
     """What ε falls by in each round, the first one included."""
 
+    needs_each_upload = "it sends clients the models of others"
+
     def init_server(self, server: ServerContext) -> Models:
         clients = sorted(server.spec.clients)
         affinity = dict.fromkeys(clients, torch.zeros(len(clients)))

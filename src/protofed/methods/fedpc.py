@@ -33,7 +33,7 @@ Departures:
     mean extractor under the mean of the heads, with the nearest global prototype, and under the initial head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -46,6 +46,7 @@ from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Reading
 from protofed.api.method import Clients, Method, NonNegative, Positive, Uploads
 from protofed.api.requests import Objective
+from protofed.api.roles import Count, Prototype
 from protofed.api.task import ClientId
 from protofed.api.views import Observed, Points, Relation
 from protofed.data.batches import Batch
@@ -77,6 +78,14 @@ class ClusterMessage:
     params: Params
     prototypes: Prototypes  # (C, D) and (C,)
     is_assigned: Tensor  # (), whether the client has a cluster
+
+
+@record
+class Description:
+    """What decides a client's own cluster, and nothing else."""
+
+    mean: Annotated[Tensor, Prototype(is_shared=False)]  # (C, D), zero where the class is absent
+    count: Annotated[Tensor, Count()]  # (C,), 1 where the client has the class, else 0
 
 
 @dataclass(frozen=True)
@@ -131,18 +140,20 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
 
     def described(self, state: Clusters, clients: Clients) -> dict[ClientId, Tensor]:
         """What clients without a cluster are clustered by, (C·D,)."""
-        like = entry(state.sent, 0)
+        empty = entry(state.sent, 0)
+        like = Description(empty.mean, empty.count)
         uploads = clients.run(self.describe, lambda client: self.message_for(state, client), like)
         return {client: upload.mean.flatten() for client, upload in uploads if state.assignment[client] < 0}
 
     async def describe(
         self, client: ClientContext, message: ClusterMessage, memory: OwnWeights
-    ) -> Reply[Prototypes, OwnWeights]:
+    ) -> Reply[Description, OwnWeights]:
         """The client's prototypes under the initial weights, Eq. (2); none, and no work, if it has a cluster."""
         if message.is_assigned:
-            return Reply(class_means.no_prototypes(*message.prototypes.mean.shape), memory)
-        prototypes = await class_means.of_client(client, client.initial_params())
-        return Reply(class_means.ownership(prototypes), memory)
+            none = class_means.no_prototypes(*message.prototypes.mean.shape)
+            return Reply(Description(none.mean, none.count), memory)
+        prototypes = class_means.ownership(await class_means.of_client(client, client.initial_params()))
+        return Reply(Description(prototypes.mean, prototypes.count), memory)
 
     # ---- rounds
 
@@ -153,6 +164,10 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
             return ClusterMessage(mean_extractor(state), nothing, torch.tensor(False))
         params, prototypes = entry((state.params, state.prototypes), cluster)
         return ClusterMessage(params, prototypes, torch.tensor(True))
+
+    def group(self, state: Clusters, client: ClientId, upload: PrototypeUpload) -> Hashable:
+        """The cluster of the client."""
+        return int(state.assignment[client])
 
     def upload_spec(self, state: Clusters, server: ServerContext) -> PrototypeUpload:
         params, prototypes = entry((state.params, state.sent), 0)

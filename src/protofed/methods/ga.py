@@ -21,7 +21,7 @@ Departures:
    never quite 0, so that there is a mean when only clients of weight 0 take part.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -76,6 +76,8 @@ class GA(StatefulWrapper):
     centred: bool = True
     """Whether the mean gap of the round is subtracted from each gap."""
 
+    needs_each_upload = "it weighs clients by what each loses by the averaging"
+
     # ---- the server's half
 
     def init_server(self, server: ServerContext) -> Adjusted:
@@ -93,7 +95,8 @@ class GA(StatefulWrapper):
                 before[client] = upload.loss.item()
                 yield client, upload
 
-        uploads = clients.run(self.train, partial(self.message_for, state), self.upload_spec(state, server))
+        like = self.upload_spec(state, server)
+        uploads = clients.run(self.train, partial(self.message_for, state), like, partial(self.group, state))
         state = self.aggregate(state, noted(uploads), server)
         judgements = clients.run(self.judge, partial(self.message_for, state), Loss(torch.tensor(0.0)))
         after = {client: upload.loss.item() for client, upload in judgements}
@@ -103,6 +106,9 @@ class GA(StatefulWrapper):
 
     def upload_spec(self, state: Any, server: ServerContext) -> Judged:
         return Judged(super().upload_spec(state, server), torch.tensor(0.0))
+
+    def group(self, state: Any, client: ClientId, upload: Judged) -> Hashable:
+        return self.base.group(state.base, client, upload.base)
 
     def aggregate(self, state: Any, uploads: Uploads[Judged], server: ServerContext) -> Any:
         total = server.spec.num_examples

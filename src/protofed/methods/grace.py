@@ -54,6 +54,8 @@ class GRACE(GlobalModel[Nothing]):
     server_rate: Positive = 1.0
     """η_s, how far the server goes towards the mean."""
 
+    needs_each_upload = "it weighs clients by how well their updates agree"
+
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         if batch_size < 2:
             yield "training.batch_size", "GRACE halves its batches: set it to 2 or more"

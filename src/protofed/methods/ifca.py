@@ -19,6 +19,7 @@ Departures:
 7. Losses are compared on all of a client's training examples, in evaluation mode and unvaried.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -27,6 +28,7 @@ import torch
 from annotated_types import Ge
 from torch import Tensor
 
+from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients
 from protofed.api.requests import Objective
@@ -46,7 +48,7 @@ class Choice:
 
 @record
 class ClusterUpload:
-    params: Params
+    params: Annotated[Params, roles.Weights()]
     count: Annotated[Tensor, Count()]  # (K,), the client's examples at the model that it chose, else 0
 
 
@@ -111,6 +113,10 @@ class IFCA(Averages, SumMethod[Weights, Weights, Choice, ClusterUpload]):
         """The mean of every model over the clients that trained it."""
         means = [totals[str(k)] for k in range(self.num_clusters)]
         return Weights(stacked([m.value() if m.weight else entry(state.params, k) for k, m in enumerate(means)]))
+
+    def group(self, state: Weights, client: ClientId, upload: ClusterUpload) -> Hashable:
+        """The model that the client trained."""
+        return tuple(upload.count.nonzero().flatten().tolist())
 
     def finish(self, state: Weights, clients: Clients) -> Weights:
         for _ in clients.run(self.choose, lambda client: self.message_for(state, client), Nothing()):

@@ -16,6 +16,7 @@ from protofed.privacy.fixed_point import FixedPoint, by_name, flat
 from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES, framed
 from protofed.privacy.site import SEALED_BYTES, Advert, Occasion, Roster, Site, words
 from protofed.privacy.vault import Aborted, Vault
+from protofed.transforms.by_class import too_few, withheld
 from protofed.tree import Tree, record
 
 
@@ -158,6 +159,8 @@ class Add:
     summand: Summand
     public_weight: Callable[[int], float]
     point: FixedPoint
+    min_class_count: int = 0
+    """A client adds nothing of a class of which it has fewer examples."""
 
     async def __call__(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[MaskedUpload, Tree]:
         numbers, memory = await self.added(client, message, memory)
@@ -166,7 +169,11 @@ class Add:
     async def added(self, client: ClientContext, message: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         # The loss of its training stays with the client: it would be told beside the sum.
         reply = await self.step(replace(client, main=MainTraining()), message, memory)
-        summands = self.summand(reply.upload, message)
+        upload = reply.upload
+        if self.min_class_count:
+            few = too_few(client.data.labels, client.num_classes, self.min_class_count)
+            upload = withheld(upload, few)  # guard: rare-classes-not-in-sums
+        summands = self.summand(upload, message)
         self._check_weights(summands, self.public_weight(len(client.data)))
         return self.point.encoded(flat(summands)), reply.memory
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from protofed.api.method import Uploads
-from protofed.api.roles import Count, Prototype
+from protofed.api.roles import Count, PerClass, Prototype
 from protofed.data.batches import Data
 from protofed.tree import record
 
@@ -18,7 +18,7 @@ LONE_VARIANCE = 1e-3
 class ClassGaussians:
     count: Annotated[Tensor, Count()]  # (C,), examples of each class; 0 marks an absent class
     mean: Annotated[Tensor, Prototype()]  # (C, P)
-    covariance: Tensor  # (C, P, P), divided by count − 1; zero where the count is at most 1
+    covariance: Annotated[Tensor, PerClass()]  # (C, P, P), divided by count − 1; zero where the count is at most 1
 
 
 def no_gaussians(num_classes: int, width: int) -> ClassGaussians:

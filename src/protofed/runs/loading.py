@@ -55,7 +55,7 @@ class SavedRun:
         if outline is None or self.has_own_task:
             return self.federation
         task = task_without_data(outline, self.importer.network, self.folder.path)
-        uploads, fine_tune = self.config.uploads.pipeline(), self.config.evaluation.fine_tune
+        uploads, fine_tune = self.config.pipeline, self.config.evaluation.fine_tune
         return Federation(self.config.method, task, self.config.training, uploads=uploads, fine_tune=fine_tune)
 
     @property

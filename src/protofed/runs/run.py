@@ -29,6 +29,7 @@ from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder
 from protofed.tasks import TASKS
 from protofed.transforms.chain import UploadSettings
+from protofed.transforms.robust_stage import RobustSettings
 
 
 def run(
@@ -61,6 +62,7 @@ def run(
     global_models: bool = False,
     patience: int = 0,
     uploads: UploadSettings = UploadSettings(),  # noqa: B008, immutable
+    robust: RobustSettings = RobustSettings(),  # noqa: B008, immutable
     secure: SecureSettings = SecureSettings(),  # noqa: B008, immutable
     runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
@@ -78,8 +80,8 @@ def run(
     With a `folder`, the state is saved there after every round, and `resume` continues a run that was stopped. `keep`
     names rounds whose states stay there, to be looked at with `load`. Each `observer` is told how the run goes;
     `progress` shows it in one line, by default in a terminal and in a notebook. For the
-    meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `SecureSettings`,
-    `RuntimeSettings`, `LoggingSettings` and `execute`.
+    meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `RobustSettings`,
+    `SecureSettings`, `RuntimeSettings`, `LoggingSettings` and `execute`.
     """
     training = Training(
         rounds=rounds,
@@ -114,6 +116,7 @@ def run(
         ),
         saving=checked(SavingSettings(on_save_error, list(keep))),
         uploads=checked(uploads),
+        robust=checked(robust),
         secure=checked(secure),
         logging=checked(logging),
         user_code=code_digest(_own_code(method, task)),

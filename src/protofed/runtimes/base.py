@@ -17,6 +17,7 @@ from protofed.api.evaluation import Evaluation, TestSets
 from protofed.api.method import Method, Step
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
 from protofed.errors import RunFailed
 from protofed.nn.networks import Networks
 from protofed.runtimes.client_store import ClientStore, Receipt
@@ -53,6 +54,9 @@ class Reason(StrEnum):
     COUNT_TOO_LARGE = "COUNT_TOO_LARGE"
     PROTO_WITHOUT_COUNT = "PROTO_WITHOUT_COUNT"
     NEGATIVE_VARIANCE = "NEGATIVE_VARIANCE"
+    BELOW_MIN_COUNT = "BELOW_MIN_COUNT"
+    PROTO_TOO_LARGE = "PROTO_TOO_LARGE"
+    UPDATE_TOO_LARGE = "UPDATE_TOO_LARGE"
     CHANGED_SHARED = "CHANGED_SHARED"
 
 
@@ -111,8 +115,8 @@ class Job:
     """The test sets that the step sees."""
     evaluates: bool = False
     """Whether the client judges the model that it has trained: then its upload is an `Evaluated`."""
-    encode: Callable[[Tree], Tree] = lambda upload: upload
-    """What is done to the upload before it leaves the client."""
+    encode: Callable[[Tree, Data], Tree] = lambda upload, data: upload
+    """What is done to the upload of a client with these examples before it leaves the client."""
     deadline: float = inf
     """On the monotonic clock: nobody waits for the reply any longer."""
     ticket: Ticket = NO_TICKET
@@ -134,7 +138,7 @@ class Job:
         reply = await self.step(self.context, self.message, memory)
         if not isinstance(reply, Reply):
             raise TypeError(f"a step ends with a Reply, not with {type(reply).__name__}")
-        upload, loss = self.encode(reply.upload), self.context.main.loss
+        upload, loss = self.encode(reply.upload, self.context.data), self.context.main.loss
         told = None if loss is None else torch.tensor(loss, dtype=torch.float64, device="cpu")
         if not self.evaluates:
             return Reply(upload, reply.memory, told)
@@ -195,7 +199,7 @@ class Host(Protocol):
 
     def test_sets(self, client: ClientId, kind: "TestKind") -> TestSets: ...
 
-    def encoded(self, upload: Tree) -> Tree: ...
+    def encoded(self, upload: Tree, data: Data) -> Tree: ...
 
 
 class Runtime(Protocol):

@@ -223,8 +223,8 @@ class ReversedClients:
     def __init__(self, clients: Any) -> None:
         self._clients, self.ids, self.server = clients, clients.ids, clients.server
 
-    def run(self, step: Any, message_for: Any, like: Any) -> Iterator[tuple[str, Any]]:
-        yield from reversed(list(self._clients.run(step, message_for, like)))
+    def run(self, step: Any, message_for: Any, like: Any, group: Any = None) -> Iterator[tuple[str, Any]]:
+        yield from reversed(list(self._clients.run(step, message_for, like, group)))
 
 
 class NotHere:

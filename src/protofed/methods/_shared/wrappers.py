@@ -1,6 +1,6 @@
 """Methods that go around another one: what it needs to have, and what is left to it."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +51,10 @@ class Wrapper(SumMethod[Any, Any, Any, Any]):
         return self.base.needs_fresh_optimizer
 
     @property
+    def needs_each_upload(self) -> str:
+        return self.base.needs_each_upload
+
+    @property
     def clients_use(self) -> UsedModel:
         return self.base.clients_use
 
@@ -87,6 +91,9 @@ class Wrapper(SumMethod[Any, Any, Any, Any]):
 
     def from_sum(self, state: Any, totals: Totals, server: ServerContext) -> Any:
         return in_sum_form(self.base).from_sum(state, totals, server)
+
+    def group(self, state: Any, client: ClientId, upload: Any) -> Hashable:
+        return self.base.group(state, client, upload)
 
     def finish(self, state: Any, clients: Clients) -> Any:
         return self.base.finish(state, clients)
@@ -143,6 +150,9 @@ class StatefulWrapper(Wrapper):
     def with_base(self, state: Any, base: Any, server: ServerContext) -> Any:
         """What the wrapper's server knows when the base's has read a round."""
         return replace(state, base=base)
+
+    def group(self, state: Any, client: ClientId, upload: Any) -> Hashable:
+        return self.base.group(state.base, client, upload)
 
     def finish(self, state: Any, clients: Clients) -> Any:
         return replace(state, base=self.base.finish(state.base, clients))

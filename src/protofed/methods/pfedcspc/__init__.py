@@ -36,7 +36,7 @@ Departures:
 17. In a network without projection the calibration trains the classifier, and Eq. (11) and (12) have no effect.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
@@ -130,6 +130,10 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
         return "own models" if self.personalised else "public model"
 
     @property
+    def needs_each_upload(self) -> str:
+        return "it mixes the clients' encoders" if self.mixes_encoders else self.base.needs_each_upload
+
+    @property
     def mixes_encoders(self) -> bool:
         return self.personalised and self.personal_initialisation
 
@@ -197,6 +201,9 @@ class PFedCSPC(Method[Knowledge, Guidance, Kept, SampledUpload]):
     def upload_spec(self, state: Knowledge, server: ServerContext) -> SampledUpload:
         slots = sampling.empty_slots(server.num_classes, self.slots_per_class, server.feature_dim)
         return SampledUpload(self.base.upload_spec(state.base, server), slots)
+
+    def group(self, state: Knowledge, client: ClientId, upload: SampledUpload) -> Hashable:
+        return self.base.group(state.base, client, upload.base)
 
     def aggregate(self, state: Knowledge, uploads: Uploads[SampledUpload], server: ServerContext) -> Knowledge:
         slots: dict[ClientId, Slots] = {}

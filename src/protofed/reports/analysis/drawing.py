@@ -24,7 +24,7 @@ Tell = Callable[[str], None]
 """Is told what is being done."""
 
 SEED = "training.seed"
-COMPARED = ("task", "method", "training", "uploads")
+COMPARED = ("task", "method", "training", "uploads", "robust")
 """Sections in which runs may differ so that it shows."""
 
 

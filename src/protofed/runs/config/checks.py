@@ -18,6 +18,7 @@ from protofed.tasks.custom import IMAGE_NETWORKS, ONLY_SIDE, TABLE_NETWORKS, Cus
 from protofed.tasks.domain_shift import Hub
 from protofed.tasks.label_skew import PREPROCESSING
 from protofed.tasks.partition import LEAST, MOST
+from protofed.transforms.robust_stage import RobustSettings
 
 RUNTIME = ("runtime", "name")
 
@@ -38,6 +39,8 @@ def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _check_method(method, training)
     if sections.get("secure") is not None and sections["secure"].sums:
         yield from _check_secure(method, sections.get("evaluation"))
+    if method is not None and training is not None and sections.get("robust") is not None:
+        yield from _check_robust(sections["robust"], method, training)
     if training is not None and sections.get("saving") is not None:
         yield from _check_kept(sections["saving"].keep, training)
 
@@ -117,6 +120,11 @@ def _check_schedule(training: Training) -> Iterator[Problem]:
     if warmup > training.rounds:
         what = f"is {warmup}, but the run has only {training.rounds} rounds: lower it"
         yield Problem(("training", "schedule", "warmup"), what, (("training", "rounds"),))
+
+
+def _check_robust(robust: RobustSettings, method: Method[Any, Any, Any, Any], training: Training) -> Iterator[Problem]:
+    for key, why, other in robust.conflicts(method, training.weighting, training.minimum_replies):
+        yield Problem(tuple(key.split(".")), why, (tuple(other.split(".")),))
 
 
 def _check_kept(keep: Sequence[int], training: Training) -> Iterator[Problem]:

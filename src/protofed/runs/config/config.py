@@ -40,13 +40,14 @@ from protofed.runtimes.base import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 from protofed.tasks.models import known_networks
-from protofed.transforms.chain import UploadSettings
+from protofed.transforms.chain import UploadPipeline, UploadSettings
+from protofed.transforms.robust_stage import RobustSettings
 
 T = TypeVar("T")
 
 NO_IMPORTS = Importer()
 
-HASHED = ("task", "method", "training", "uploads")
+HASHED = ("task", "method", "training", "uploads", "robust")
 """Sections that change what is trained."""
 
 
@@ -60,11 +61,17 @@ class Config:
     saving: SavingSettings = field(default_factory=SavingSettings)
     uploads: UploadSettings = field(default_factory=UploadSettings)
     secure: SecureSettings = field(default_factory=SecureSettings)
+    robust: RobustSettings = field(default_factory=RobustSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     user_code: str = ""
     """A digest of the code of a method, task or network of the user's own."""
     networks: Mapping[str, Callable[..., Parts]] = field(default_factory=dict)
     """Networks of the user's own that the task names."""
+
+    @property
+    def pipeline(self) -> UploadPipeline:
+        """What happens to uploads on their way to the method."""
+        return self.uploads.pipeline(self.robust, is_own_data=isinstance(self.task, ReadsOwnFiles))
 
     @property
     def own_parts(self) -> list[Any]:
@@ -109,7 +116,7 @@ class Config:
                 task,
                 self.training,
                 runtime,
-                uploads=self.uploads.pipeline(),
+                uploads=self.pipeline,
                 secure=self.secure.made(),
                 fine_tune=self.evaluation.fine_tune,
                 name=self.identity,

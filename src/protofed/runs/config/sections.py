@@ -4,7 +4,8 @@
 [method]      name, and the hyper-parameters of the method; likewise
 [training]    rounds, epochs, batch_size, fraction, minimum_replies, seed and others, [training.optimizer]
               and [training.schedule]
-[uploads]     precision, clip
+[uploads]     precision, clip, max_prototype_ratio, max_update_ratio, min_class_count, min_owners
+[robust]      faulty, weights, prototypes
 [secure]      sums, threshold, masks
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
@@ -32,6 +33,7 @@ from protofed.runs.observers import LoggingSettings
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.tasks import TASKS, TaskSettings
 from protofed.transforms.chain import UploadSettings
+from protofed.transforms.robust_stage import RobustSettings
 
 T = TypeVar("T")
 
@@ -118,6 +120,7 @@ SECTIONS: dict[str, Section] = {
         recorded=lambda training: {**settings(training), **_inner_tables(training)},
     ),
     "uploads": _plain("uploads", UploadSettings),
+    "robust": _plain("robust", RobustSettings),
     "secure": _plain("secure", SecureSettings),
     "runtime": _plain("runtime", RuntimeSettings),
     "evaluation": _plain("evaluation", EvaluationSettings),
