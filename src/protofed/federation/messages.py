@@ -1,5 +1,4 @@
-"""What passes between a server and its sites: plain values, and bytes in which a receiver believes nothing before it has
-looked. No code travels, and no pickle.
+"""What passes between a server and its sites: plain values and tensors. No code travels, and no pickle.
 
     server                                     site
     Question   who is there?                   Enrolment   its clients, versions and limits
@@ -98,7 +97,7 @@ class Enrolment:
     nonce: str
     versions: Versions
     outline: str
-    """Its task as it is, without an example: the JSON of `protofed.models.formats.Outline`. Its clients are the site's."""
+    """Its task without an example, with its own clients: the JSON of `protofed.models.formats.Outline`."""
     own_tests: tuple[ClientId, ...]
     """Of its clients, those with a test set of their own, or one that is drawn for them."""
     validated: tuple[ClientId, ...]
