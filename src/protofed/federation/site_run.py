@@ -129,7 +129,7 @@ class SiteRun:
             raise Refused(
                 Refusal.NOT_FINITE, f"the server's message holds values that are not finite: {printable(bad)}"
             )
-        return moved(messages, self.runtime.device)
+        return list(moved(messages, self.runtime.device))
 
     def _one(self, order: Order, work: Work, message: Tree) -> Done | Failed:
         job = self._job(order, work, message)
