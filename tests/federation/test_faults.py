@@ -127,8 +127,10 @@ def test_a_late_answer_costs_its_clients_a_round_and_harms_no_other(tmp_path: Pa
             if site == "south" and self.round == 1:
                 self.held = data
                 return []
-            held, self.held = self.held, b""
-            return [held, data] if site == "south" and held else [data]
+            if site == "south" and self.held:
+                held, self.held = self.held, b""
+                return [held, data]
+            return [data]
 
     sites = sites_of(tmp_path)
     of = remote(Delaying(sites), replace_deadline(config_of(DITTO), 1.0))
