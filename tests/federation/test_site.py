@@ -15,14 +15,16 @@ from protofed import wire
 from protofed.engine.message import WireMessage
 from protofed.errors import BadInput
 from protofed.federation.codec import decoded, encoded
-from protofed.federation.enrolling import enrolled
+from protofed.federation.enrolling import Central, enrolled, server_task
 from protofed.federation.in_process import InProcess
 from protofed.federation.messages import Answer, Enrolment, Limits, Message, Order, Proposal, Refusal, Verdict
 from protofed.federation.plan import method_digests
 from protofed.federation.site import Site
+from protofed.federation.site_store import SiteFolder
 from protofed.methods import METHODS
+from protofed.models.formats import NetworkByName
 from protofed.runtimes.base import Reason
-from protofed.testing.federations import assert_same
+from protofed.testing.federations import TASK, assert_same
 
 MOST = 10**9
 DITTO = METHODS["ditto"]()
@@ -328,3 +330,43 @@ def test_a_site_that_does_not_answer_is_named(tmp_path: Path) -> None:
     link = InProcess({**sites_of(tmp_path), "east": Away()})
     with pytest.raises(BadInput, match="no answer of east"):
         enrolled(link, 0.1)
+
+
+def test_a_site_that_judged_another_experiment_is_named(tmp_path: Path) -> None:
+    class Confused(InProcess):
+        def receive(self, timeout: float) -> Iterator[tuple[str, bytes]]:
+            for site, data in super().receive(timeout):
+                message = decoded(data, MOST)
+                if site == "south" and isinstance(message, Verdict):
+                    message = replace(message, digest="0" * 64)
+                yield site, encoded(message)
+
+    with pytest.raises(BadInput, match="south: BAD_EXPERIMENT: it judged another"):
+        remote(Confused(sites_of(tmp_path)), config_of(DITTO))
+
+
+def test_a_network_that_the_server_cannot_build_is_refused(tmp_path: Path) -> None:
+    sites = enrolled(InProcess(sites_of(tmp_path)), 5.0)
+    without_model = Central(TASK.tests, TASK.public)
+    with pytest.raises(BadInput, match="of client ann is none"):
+        server_task(sites, without_model)
+    own = {"name": "os:system", "settings": {}}
+    outlines = {
+        site: outline.model_copy(
+            update={
+                "clients": {
+                    client: facts.model_copy(update={"network": NetworkByName.model_validate(own)})
+                    for client, facts in outline.clients.items()
+                }
+            }
+        )
+        for site, outline in sites.outlines.items()
+    }
+    with pytest.raises(BadInput, match="none of protofed's"):
+        server_task(replace(sites, outlines=outlines), without_model)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".hidden", "a" * 101, "a b"])
+def test_no_name_of_a_run_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be called"):
+        SiteFolder(tmp_path).run(name)
