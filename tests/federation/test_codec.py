@@ -36,7 +36,7 @@ ANSWER = Answer(NONCE, (Done("ann", b"upload", True), Done("eve", b"")), (Failed
 DESCRIPTION = Description("run", "[task]", VERSIONS, "c", (RosterEntry("ann", None), RosterEntry("b", "ink", True)))
 MESSAGES = [
     Question(NONCE),
-    Enrolment(NONCE, VERSIONS, "{}", ("ann",), (), {"fedavg": "e"}, Limits(("fedavg",), hours=3), 10),
+    Enrolment(NONCE, VERSIONS, "{}", ("ann",), (), {"fedavg": "e"}, Limits(("fedavg",), hours=3)),
     Proposal(NONCE, DESCRIPTION),
     Verdict(NONCE, "d", (("TOO_MANY_EPOCHS", "100"),)),
     ORDER,

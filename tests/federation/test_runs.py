@@ -173,6 +173,15 @@ def test_a_run_under_another_name_has_none_of_its_states(tmp_path: Path) -> None
         execute(prepared(link, config, "r2"), folder, resume=True)
 
 
+def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
+    folder, link = RunFolder(tmp_path / "run"), InProcess(digit_sites(tmp_path))
+    execute(prepared(link, digits("ditto", rounds=1), "r1"), folder)
+    far = execute(prepared(link, digits("ditto"), "r1"), folder, resume=True, allowed_changes=("training.rounds",))
+    near = execute(digits("ditto").experiment())
+    assert_same(far.server, near.server, "the server's state of a run that was made longer")
+    assert not far.rounds[-1].failures
+
+
 def test_the_server_has_no_example_of_a_site(tmp_path: Path) -> None:
     experiment = prepared(InProcess(digit_sites(tmp_path)), digits("fpl"), "r1")
     task, built = experiment.federation.task, Minidigits().build()

@@ -15,14 +15,14 @@ from protofed import wire
 from protofed.engine.message import WireMessage
 from protofed.errors import BadInput
 from protofed.federation.codec import decoded, encoded
-from protofed.federation.enrolling import Central, enrolled, server_task
+from protofed.federation.enrolling import Central, Enrolled, enrolled, server_task
 from protofed.federation.in_process import InProcess
 from protofed.federation.messages import Answer, Enrolment, Limits, Message, Order, Proposal, Refusal, Verdict
 from protofed.federation.plan import method_digests
 from protofed.federation.site import Site
 from protofed.federation.site_store import SiteFolder
 from protofed.methods import METHODS
-from protofed.models.formats import NetworkByName
+from protofed.models.formats import NetworkByName, Outline
 from protofed.runtimes.base import Reason
 from protofed.testing.federations import TASK, assert_same
 
@@ -345,25 +345,32 @@ def test_a_site_that_judged_another_experiment_is_named(tmp_path: Path) -> None:
         remote(Confused(sites_of(tmp_path)), config_of(DITTO))
 
 
+def with_network(sites: Enrolled, network: NetworkByName) -> Enrolled:
+    def changed(outline: Outline) -> Outline:
+        clients = {c: facts.model_copy(update={"network": network}) for c, facts in outline.clients.items()}
+        return outline.model_copy(update={"clients": clients})
+
+    return replace(sites, outlines={site: changed(outline) for site, outline in sites.outlines.items()})
+
+
 def test_a_network_that_the_server_cannot_build_is_refused(tmp_path: Path) -> None:
     sites = enrolled(InProcess(sites_of(tmp_path)), 5.0)
     without_model = Central(TASK.tests, TASK.public)
     with pytest.raises(BadInput, match="of client ann is none"):
         server_task(sites, without_model)
-    own = {"name": "os:system", "settings": {}}
-    outlines = {
-        site: outline.model_copy(
-            update={
-                "clients": {
-                    client: facts.model_copy(update={"network": NetworkByName.model_validate(own)})
-                    for client, facts in outline.clients.items()
-                }
-            }
-        )
-        for site, outline in sites.outlines.items()
-    }
+    foreign = NetworkByName.model_validate({"name": "os:system", "settings": {}})
     with pytest.raises(BadInput, match="none of protofed's"):
-        server_task(replace(sites, outlines=outlines), without_model)
+        server_task(with_network(sites, foreign), without_model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"), [({"inputs": 2**40, "num_classes": 4}, "weights"), ({"inputs": "x"}, "cannot be built")]
+)
+def test_a_huge_or_impossible_network_is_refused(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
+    sites = enrolled(InProcess(sites_of(tmp_path)), 5.0)
+    network = NetworkByName.model_validate({"name": "mlp", "settings": settings})
+    with pytest.raises(BadInput, match=why):
+        server_task(with_network(sites, network), Central(TASK.tests, TASK.public))
 
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".hidden", "a" * 101, "a b"])

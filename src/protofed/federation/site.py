@@ -32,7 +32,7 @@ from protofed.federation.site_data import SiteData
 from protofed.federation.site_run import Refused, SiteRun
 from protofed.federation.site_store import SiteFolder
 from protofed.models.formats import outline_of
-from protofed.runs.store import disk, opening
+from protofed.runs.store import opening
 from protofed.runtimes.base import Reason
 
 
@@ -93,7 +93,6 @@ class Site:
             tuple(client for client in self.data.clients if client in task.validation),
             {name: digest for name, digest in method_digests().items() if not wanted or name in wanted},
             self.limits,
-            disk.free(self.folder),
         )
 
     def _verdict(self, proposal: Proposal) -> Verdict:
