@@ -242,6 +242,12 @@ def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:
         assert key in str(refused.value)
 
 
+def test_an_evaluation_that_no_site_can_do_is_refused(tmp_path: Path) -> None:
+    config = replace(digits("fpl"), evaluation=EvaluationSettings(patience=2))
+    with pytest.raises(BadInput, match=r"evaluation\.patience"):
+        prepared(InProcess(digit_sites(tmp_path)), config, "r1")
+
+
 # ---- steps by name
 
 
