@@ -25,6 +25,24 @@ class Guard(NamedTuple):
 
 GUARDS = (
     Guard(
+        id="no-order-ends-a-site",
+        what="an order that nobody foresaw is a failure of its clients, and the site goes on",
+        tests="tests/federation/test_site.py -k nobody_foresaw",
+        swap=("Exception", "ZeroDivisionError"),
+    ),
+    Guard(
+        id="no-proposal-ends-a-site",
+        what="an experiment that cannot be is refused, and the site goes on",
+        tests="tests/federation/test_site.py -k cannot_be_built_here",
+        swap=("Exception", "ZeroDivisionError"),
+    ),
+    Guard(
+        id="evaluations-at-home-are-whole",
+        what="a round is not evaluated if a client that is tested at home cannot be judged",
+        tests="tests/evaluation/test_at_home.py -k is_not_evaluated",
+        new="if not (missing := []) and False:",
+    ),
+    Guard(
         id="nothing-leaves-unlogged",
         what="a site writes into its log what it sends",
         tests="tests/federation/test_site.py -k log_says",
@@ -159,7 +177,7 @@ GUARDS = (
     Guard(
         id="nonce-is-hexadecimal",
         what="a nonce, which names files, is 32 digits",
-        tests="tests/federation/test_codec.py -k path_as_nonce",
+        tests="tests/federation/test_codec.py -k 'no_message and path'",
         new="if False:",
     ),
     Guard(

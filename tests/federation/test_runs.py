@@ -112,6 +112,19 @@ def test_models_are_judged_where_they_are_trained(tmp_path: Path) -> None:
     assert set(second.evaluations) == set(TASK.clients)
 
 
+@pytest.mark.parametrize("name", ["fpl", "fedproto"])
+def test_test_sets_that_only_sites_have_stay_there(name: str, tmp_path: Path) -> None:
+    tests = dict(zip(sorted(TASK.clients), TASK.tests.values(), strict=False))
+    task = replace(TASK, tests={}, local_tests=tests)
+    config = config_of(METHODS[name](), task)
+    near, far = Federation(config.method, task, config.training), remote(InProcess(sites_of(tmp_path, task)), config)
+    here, there = (evaluate(of, of.advance(of.start())) for of in (near, far))
+    assert there == here
+    assert set(there.at_home) == {*tests}
+    assert not far.task.tests
+    assert not any(data.x.any() for data in far.task.local_tests.values())
+
+
 def test_the_server_cannot_read_what_clients_keep() -> None:
     store = ElsewhereStore()
     with pytest.raises(RunFailed, match="at its site"):

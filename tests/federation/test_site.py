@@ -20,6 +20,7 @@ from protofed.federation.in_process import InProcess
 from protofed.federation.messages import Answer, Enrolment, Limits, Message, Order, Proposal, Refusal, Verdict
 from protofed.federation.plan import method_digests
 from protofed.federation.site import Site
+from protofed.federation.site_run import SiteRun
 from protofed.federation.site_store import SiteFolder
 from protofed.methods import METHODS
 from protofed.models.formats import NetworkByName, Outline
@@ -150,6 +151,25 @@ def test_an_order_after_its_time_is_not_begun(north: tuple[Site, Order]) -> None
     answer = asked(site, fresh(order, seconds=-1.0))
     assert {one.reason for one in answer.failed} == {Reason.CLIENT_ERROR}
     assert "waits" in answer.failed[0].detail
+
+
+def test_an_error_that_nobody_foresaw_ends_no_site(north: tuple[Site, Order], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise TypeError("not foreseen")
+
+    site, order = north
+    monkeypatch.setattr(SiteRun, "done", broken)
+    answer = asked(site, fresh(order))
+    assert {(one.reason, one.detail) for one in answer.failed} == {(Reason.CLIENT_ERROR, "TypeError: not foreseen")}
+
+
+def test_an_experiment_that_cannot_be_built_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise TypeError("not foreseen")
+
+    monkeypatch.setattr(SiteRun, "of", broken)
+    with pytest.raises(BadInput, match="west: BAD_EXPERIMENT: TypeError: not foreseen"):
+        remote(InProcess(sites_of(tmp_path)), config_of(DITTO))
 
 
 @pytest.mark.parametrize("data", [b"", b"PFED", b"noise" * 100])

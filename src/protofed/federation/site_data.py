@@ -33,7 +33,7 @@ class SiteData:
     @property
     def own_tests(self) -> tuple[ClientId, ...]:
         """Of its clients, those with a test set of their own, or one that can be drawn for them."""
-        return tuple(client for client in self.clients if self.task.tests and is_testable(self.task, client))
+        return tuple(client for client in self.clients if is_testable(self.task, client))
 
     @property
     def smallest_class(self) -> dict[ClientId, int]:
