@@ -186,6 +186,15 @@ def test_a_run_under_another_name_has_none_of_its_states(tmp_path: Path) -> None
         execute(prepared(link, config, "r2"), folder, resume=True)
 
 
+def test_a_run_is_not_resumed_with_other_clients(tmp_path: Path) -> None:
+    folder, sites = RunFolder(tmp_path / "run"), digit_sites(tmp_path)
+    stop: Iterator[bool] = iter([False, True, True])
+    execute(prepared(InProcess(sites), digits("fedavg"), "r1"), folder, should_stop=lambda: next(stop))
+    del sites["west"]
+    with pytest.raises(RunFailed, match="belongs to run"):
+        execute(prepared(InProcess(sites), digits("fedavg"), "r1"), folder, resume=True)
+
+
 def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
     folder, link = RunFolder(tmp_path / "run"), InProcess(digit_sites(tmp_path))
     execute(prepared(link, digits("ditto", rounds=1), "r1"), folder)
