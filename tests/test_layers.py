@@ -23,6 +23,7 @@ LAYERS = [
     {"evaluation"},
     {"testing"},
     {"runs", "models"},
+    {"federation"},
     {"reports", "inspection"},
     {"cli"},
 ]

@@ -192,7 +192,7 @@ def unwrapped(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
 
 
 @dataclass(frozen=True)
-class _At:
+class At:
     """A step of the base as a step of the method around it."""
 
     method: Around
@@ -241,4 +241,4 @@ class _Clients:
 
     def _around(self, step: Step[Any, Any, Any]) -> Step[Any, Any, Any]:
         is_training = self.is_round and step == self.method.base.train
-        return self.method.train if is_training else _At(self.method, step)
+        return self.method.train if is_training else At(self.method, step)

@@ -272,6 +272,7 @@ class RoundClients:
             federation.encoded,
             self._deadline,
             call.ticket,
+            call.validator.bounds.total,
         )
 
     def _accepted(

@@ -20,7 +20,7 @@ from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
 from protofed.errors import RunFailed
 from protofed.nn.networks import Networks
-from protofed.runtimes.client_store import ClientStore, Receipt
+from protofed.runtimes.client_store import ClientStore, Receipt, StateLost
 from protofed.runtimes.determinism import advice, is_not_deterministic
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
@@ -34,6 +34,8 @@ class Reason(StrEnum):
     CLIENT_ERROR = "CLIENT_ERROR"
     DIVERGED = "DIVERGED"
     LATE = "LATE"
+    MEMORY_LOST = "MEMORY_LOST"
+    REFUSED_BY_SITE = "REFUSED_BY_SITE"
 
     UNDECODABLE = "UNDECODABLE"
     TOO_LARGE = "TOO_LARGE"
@@ -60,7 +62,10 @@ class Reason(StrEnum):
     CHANGED_SHARED = "CHANGED_SHARED"
 
 
-NOT_THE_CLIENTS_FAULT = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.STALE_ROUND, Reason.DUPLICATE}
+NOT_THE_CLIENTS_FAULT = {
+    *(Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE),
+    *(Reason.STALE_ROUND, Reason.DUPLICATE),
+}
 """Failures that are not the client's fault. All other reasons are found in what it sent or did."""
 
 
@@ -86,8 +91,9 @@ class Ticket:
     """The digest of what was asked for, names, types and shapes."""
 
 
-TestKind = Literal["none", "domains", "own", "all", "validation"]
-"""No test sets, those of the domains, the client's own, or both; or the client's validation examples."""
+TestKind = Literal["none", "domains", "own", "all", "validation", "home"]
+"""No test sets, those of the domains, the client's own, or both; or the client's validation examples; or its own test
+set as if it was that of a domain, so that counts travel."""
 
 NO_TICKET = Ticket("", 0, "", 0, "")
 
@@ -121,6 +127,8 @@ class Job:
     """On the monotonic clock: nobody waits for the reply any longer."""
     ticket: Ticket = NO_TICKET
     """For runtimes whose clients are elsewhere: what they must say that they answer."""
+    most_bytes: int = 0
+    """For the same: more than any good reply has, as a wire message."""
 
     def memory(self, store: ClientStore) -> Tree:
         """What the client remembers when the step begins."""
@@ -236,6 +244,8 @@ def failure_of(client: ClientId, error: BaseException) -> Failure:
         raise RunFailed(f"client {client}: {advice(error)}") from error
     if isinstance(error, Diverged):
         return Failure(client, Reason.DIVERGED, str(error))
+    if isinstance(error, StateLost):
+        return Failure(client, Reason.MEMORY_LOST, str(error))
     last = traceback.extract_tb(error.__traceback__)[-1]
     return Failure(
         client,
