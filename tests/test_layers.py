@@ -22,6 +22,7 @@ LAYERS = [
     {"evaluation"},
     {"testing"},
     {"runs", "models"},
+    {"federation"},
     {"reports", "inspection"},
     {"cli"},
 ]

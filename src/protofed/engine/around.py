@@ -180,7 +180,7 @@ def unwrapped(method: Method[Any, Any, Any, Any]) -> Method[Any, Any, Any, Any]:
 
 
 @dataclass(frozen=True)
-class _At:
+class At:
     """A step of the base as a step of the method around it."""
 
     method: Around
@@ -211,5 +211,5 @@ class _Clients:
     ) -> Iterator[tuple[ClientId, Any]]:
         method = self.method
         is_training = self.is_round and step == method.base.train
-        uploads = self.clients.run(method.train if is_training else _At(method, step), message_for, like)
+        uploads = self.clients.run(method.train if is_training else At(method, step), message_for, like)
         return ((client, method.arrived(upload, self.server)) for client, upload in uploads)

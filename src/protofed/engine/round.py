@@ -238,6 +238,7 @@ class RoundClients:
             federation.encoded,
             self._deadline,
             call.ticket,
+            call.validator.bounds.total,
         )
 
     def _accepted(self, client: ClientId, outcome: Answer | WireMessage | Failure, call: "_Call") -> Tree | None:

@@ -19,7 +19,7 @@ from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import RunFailed
 from protofed.nn.networks import Networks
-from protofed.runtimes.client_store import ClientStore, Receipt
+from protofed.runtimes.client_store import ClientStore, Receipt, StateLost
 from protofed.runtimes.determinism import advice, is_not_deterministic
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
@@ -33,6 +33,8 @@ class Reason(StrEnum):
     CLIENT_ERROR = "CLIENT_ERROR"
     DIVERGED = "DIVERGED"
     LATE = "LATE"
+    MEMORY_LOST = "MEMORY_LOST"
+    REFUSED_BY_SITE = "REFUSED_BY_SITE"
 
     UNDECODABLE = "UNDECODABLE"
     TOO_LARGE = "TOO_LARGE"
@@ -56,7 +58,10 @@ class Reason(StrEnum):
     CHANGED_SHARED = "CHANGED_SHARED"
 
 
-NOT_THE_CLIENTS_FAULT = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.STALE_ROUND, Reason.DUPLICATE}
+NOT_THE_CLIENTS_FAULT = {
+    *(Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE),
+    *(Reason.STALE_ROUND, Reason.DUPLICATE),
+}
 """Failures that are not the client's fault. All other reasons are found in what it sent or did."""
 
 
@@ -117,6 +122,8 @@ class Job:
     """On the monotonic clock: nobody waits for the reply any longer."""
     ticket: Ticket = NO_TICKET
     """For runtimes whose clients are elsewhere: what they must say that they answer."""
+    most_bytes: int = 0
+    """For the same: more than any good reply has, as a wire message."""
 
     def memory(self, store: ClientStore) -> Tree:
         """What the client remembers when the step begins."""
@@ -232,6 +239,8 @@ def failure_of(client: ClientId, error: BaseException) -> Failure:
         raise RunFailed(f"client {client}: {advice(error)}") from error
     if isinstance(error, Diverged):
         return Failure(client, Reason.DIVERGED, str(error))
+    if isinstance(error, StateLost):
+        return Failure(client, Reason.MEMORY_LOST, str(error))
     last = traceback.extract_tb(error.__traceback__)[-1]
     return Failure(
         client,

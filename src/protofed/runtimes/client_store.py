@@ -19,12 +19,16 @@ class Receipt(str):
     """Names one version of one client's state."""
 
 
+class StateLost(LookupError):
+    """A client no longer has the version of its state that a receipt names."""
+
+
 class ClientStore(Protocol):
     def keep(self, client: ClientId, state: Tree) -> Receipt:
         """Keeps a version for as long as its receipt is held."""
 
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
-        """The version that a receipt names."""
+        """The version that a receipt names. Raises StateLost where each client's state is its own."""
 
 
 _NUMBERS = itertools.count()

@@ -1,0 +1,200 @@
+"""Before the first round: the server asks who is there, makes a task of what sites declare, and has every site agree.
+The task holds no example of any site."""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from protofed.api.task import ClientId, Task
+from protofed.data.batches import Data
+from protofed.data.transforms import Transform
+from protofed.engine.message import printable
+from protofed.errors import BadInput
+from protofed.federation.agreement import other_versions
+from protofed.federation.codec import Undecodable, decoded, encoded
+from protofed.federation.interface import Link
+from protofed.federation.messages import (
+    Description,
+    Enrolment,
+    Message,
+    OnMemoryLost,
+    Proposal,
+    Question,
+    Refusal,
+    RosterEntry,
+    Verdict,
+)
+from protofed.federation.plan import config_text, digest_of_methods, method_digests, plan_of, versions
+from protofed.federation.site_data import blank_examples
+from protofed.models.formats import DTYPES, NetworkByName, Outline, preprocessing_of, read
+from protofed.nn.networks import Parts
+from protofed.runs.config.config import Config
+from protofed.tasks.models import Network, NetworkOfClient
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 16 * 2**20
+"""Of an enrolment or a verdict."""
+ALIKE = ("name", "classes", "inputs", "tests", "public")
+"""What the outlines of all sites must have alike."""
+MOST_EXAMPLES = 50_000_000
+"""Of one client: for each the server keeps a number in memory for a moment."""
+
+M = TypeVar("M", Enrolment, Verdict)
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """What sites have declared, by site."""
+
+    enrolments: Mapping[str, Enrolment]
+    outlines: Mapping[str, Outline]
+
+    @property
+    def site_of(self) -> dict[ClientId, str]:
+        return {client: site for site, outline in self.outlines.items() for client in outline.clients}
+
+
+@dataclass(frozen=True)
+class Central:
+    """What the server has of a task itself."""
+
+    tests: Mapping[str, Data] = field(default_factory=dict)
+    """The test set of each domain."""
+    public: Data | None = None
+    model: Callable[[ClientId], Parts] | None = None
+    """Builds clients' networks, if they have no names by which the server could."""
+
+    @classmethod
+    def of(cls, task: Task) -> "Central":
+        """Test sets and public examples of a task that the server can build; clients' examples are left behind."""
+        return cls(task.tests, task.public)
+
+
+def enrolled(link: Link, seconds: float) -> Enrolled:
+    """Asks every site of a link what it enrols. Raises BadInput with all that is wrong, by site."""
+    answers = _asked(link, Question, Enrolment, seconds)
+    problems, outlines, owner = list[str](), dict[str, Outline](), dict[ClientId, str]()
+    for site, enrolment in answers.items():
+        problems += [f"{site}: {name}: {text}" for name, text in other_versions(versions(), enrolment.versions)]
+        try:
+            outlines[site] = outline = read(Outline, enrolment.outline.encode(), f"what {site} enrols")
+        except BadInput as error:
+            problems.append(f"{site}: {printable(str(error))}")
+            continue
+        for client, facts in outline.clients.items():
+            if client in owner:  # guard: a-client-has-one-site
+                problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: {client!r} is a client of {owner[client]} too")
+            owner[client] = site
+            if not client.isprintable() or len(client) > 200 or facts.examples > MOST_EXAMPLES:
+                problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: {printable(client)!r}, {facts.examples} examples")
+    problems += _differences(outlines)
+    if problems:
+        raise BadInput("\n".join(problems))
+    return Enrolled(answers, outlines)
+
+
+def _differences(outlines: Mapping[str, Outline]) -> list[str]:
+    """What sites must have alike and have not."""
+    first, *others = outlines
+    problems = []
+    for site in others:
+        here, there = outlines[site], outlines[first]
+        differ = [what for what in ALIKE if getattr(here, what) != getattr(there, what)]
+        if differ:  # guard: sites-have-one-task
+            problems.append(f"{site}: {Refusal.OTHER_TASK}: {', '.join(differ)} not as at {first}")
+    return problems
+
+
+def server_task(sites: Enrolled, central: Central) -> Task:
+    """The task as the server has it: clients with blank examples, as many as they enrolled."""
+    first = next(iter(sites.outlines.values()))
+    if {name: len(data) for name, data in central.tests.items()} != dict(first.tests):
+        raise BadInput(f"{Refusal.OTHER_TASK}: the server's test sets are not those that the sites have")
+    clients = {client: facts for one in sites.outlines.values() for client, facts in one.clients.items()}
+    store = torch.zeros((1, *first.inputs.shape), dtype=DTYPES[first.inputs.stored_dtype])
+    of = {c: facts.domain for c, facts in clients.items() if facts.domain in central.tests}
+    one = blank_examples(store, 1)
+    return Task(
+        name=first.name,
+        clients={client: blank_examples(store, clients[client].examples) for client in sorted(clients)},
+        tests=central.tests,
+        num_classes=len(first.classes),
+        model=central.model or _networks({client: facts.network for client, facts in clients.items()}),
+        domain_of={client: domain for client, domain in of.items() if domain is not None},
+        local_tests=dict.fromkeys((c for own in sites.enrolments.values() for c in own.own_tests if c in clients), one),
+        validation=dict.fromkeys((c for own in sites.enrolments.values() for c in own.validated if c in clients), one),
+        transform=Transform(first.inputs.mean, first.inputs.std),
+        public=central.public,
+        held_out=tuple(client for client in sorted(clients) if clients[client].is_held_out),
+        class_names=() if first.classes == tuple(map(str, range(len(first.classes)))) else first.classes,
+        preprocessing=preprocessing_of(first.inputs.files),
+        has_data=False,
+    )
+
+
+def _networks(written: Mapping[ClientId, NetworkByName | None]) -> Network | NetworkOfClient:
+    """Only those of protofed: nothing that a site names is imported."""
+    networks = {}
+    for client, one in written.items():
+        if one is None or one.is_own:  # guard: only-networks-of-ours
+            raise BadInput(f"the network of client {client} is none of protofed's, so the server cannot build it")
+        networks[client] = Network(one.name, one.settings)
+    first, *others = networks.values()
+    return NetworkOfClient(networks) if any(one != first for one in others) else first
+
+
+def described(
+    config: Config, run: str, sites: Enrolled, central: Central, on_memory_lost: OnMemoryLost = "leave out"
+) -> Description:
+    """The experiment as every site is told of it."""
+    text = config_text(config)
+    clients = {client: facts for one in sites.outlines.values() for client, facts in one.clients.items()}
+    roster = tuple(RosterEntry(c, facts.domain, facts.is_held_out) for c, facts in sorted(clients.items()))
+    digest = digest_of_methods(plan_of(text).methods)
+    return Description(run, text, versions(), digest, roster, tuple(central.tests), on_memory_lost)
+
+
+def agree(link: Link, description: Description, sites: Enrolled, seconds: float) -> None:
+    """Has every site take part. Raises BadInput with all refusals, by site."""
+    names = plan_of(description.config).methods
+    problems = [
+        f"{site}: {Refusal.OTHER_CODE}: its code of {name} is not the server's, or it does not take part in {name}"
+        for site, own in sites.enrolments.items()
+        for name in names
+        if own.methods.get(name) != method_digests()[name]  # guard: server-compares-code
+    ]
+    verdicts = _asked(link, lambda nonce: Proposal(nonce, description), Verdict, seconds)
+    for site, verdict in verdicts.items():
+        problems += [f"{site}: {printable(name)}: {printable(text)}" for name, text in verdict.refusals]
+        if verdict.digest != description.digest:  # guard: verdict-is-of-this-experiment
+            problems.append(f"{site}: {Refusal.BAD_EXPERIMENT}: it judged another experiment")
+    if problems:  # guard: refusals-before-first-round
+        raise BadInput("\n".join(problems))
+
+
+def _asked(link: Link, ask: Callable[[str], Message], kind: type[M], seconds: float) -> dict[str, M]:
+    """What every site answers. Raises BadInput with the names of those that do not."""
+    nonces = {secrets.token_hex(16): site for site in link.sites()}
+    if not nonces:
+        raise BadInput("no site is enrolled")
+    sent = {site: link.send(site, encoded(ask(nonce)), MOST_BYTES) for nonce, site in nonces.items()}
+    found: dict[str, M] = {}
+    end, wait = time.monotonic() + seconds, seconds / 5
+    while len(found) < len(sent) and (left := end - time.monotonic()) > 0:
+        for site, data in link.receive(min(left, wait)):
+            try:
+                answer = decoded(data, MOST_BYTES)
+            except Undecodable as error:
+                log.warning("a message of site %s was thrown away: %s", site, error)
+                continue
+            if isinstance(answer, kind) and nonces.get(answer.nonce) == site:
+                found[site] = answer
+    if missing := [site for site in sent if site not in found]:
+        raise BadInput(f"no answer of {', '.join(missing)} in {seconds:g} s: start the sites first")
+    return {site: found[site] for site in sorted(found)}

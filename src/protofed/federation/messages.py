@@ -1,0 +1,226 @@
+"""What passes between a server and its sites: plain values and tensors. No code travels, and no pickle.
+
+    server                                     site
+    Question   who is there?                   Enrolment   its clients, versions and limits
+    Proposal   the experiment                  Verdict     whether the site takes part, and why not
+    Order      a step for clients of the site  Answer      an upload or a failure for each of them
+
+A message has a nonce, and what answers it has the same one. `codec.py` makes bytes of messages and messages of bytes.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Literal
+
+from protofed.api.task import ClientId
+from protofed.runtimes.base import TestKind, Ticket
+
+PROTOCOL = 1
+
+OnMemoryLost = Literal["leave out", "start afresh"]
+"""What happens when a site no longer has the state that a client should go on from: the client is left out, or it goes
+on like one that has never taken part."""
+
+
+class Refusal(StrEnum):
+    """Why a site or the server refuses. The names are stable."""
+
+    OTHER_PROTOCOL = "OTHER_PROTOCOL"
+    OTHER_VERSION = "OTHER_VERSION"
+    OTHER_CODE = "OTHER_CODE"
+    OTHER_TASK = "OTHER_TASK"
+    OTHER_CLIENTS = "OTHER_CLIENTS"
+    METHOD_NOT_ALLOWED = "METHOD_NOT_ALLOWED"
+    NETWORK_NOT_ALLOWED = "NETWORK_NOT_ALLOWED"
+    STEP_NOT_ALLOWED = "STEP_NOT_ALLOWED"
+    TOO_MANY_EPOCHS = "TOO_MANY_EPOCHS"
+    TOO_MANY_ROUNDS = "TOO_MANY_ROUNDS"
+    TOO_MANY_BYTES = "TOO_MANY_BYTES"
+    TOO_MANY_HOURS = "TOO_MANY_HOURS"
+    CLASS_TOO_SMALL = "CLASS_TOO_SMALL"
+    BAD_EXPERIMENT = "BAD_EXPERIMENT"
+    NOT_AGREED = "NOT_AGREED"
+    OTHER_SETTINGS = "OTHER_SETTINGS"
+    FOREIGN_CLIENT = "FOREIGN_CLIENT"
+    UNREADABLE = "UNREADABLE"
+    NOT_FINITE = "NOT_FINITE"
+    NONCE_USED = "NONCE_USED"
+    DRY_RUN = "DRY_RUN"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a site lets a server ask for: the values of its policy. No names: all are allowed."""
+
+    methods: tuple[str, ...] = ()
+    """Names of METHODS."""
+    networks: tuple[str, ...] = ()
+    """Names of networks, such as `small_cnn`."""
+    steps: tuple[str, ...] = ()
+    """Steps of a method, such as `train` and `evaluate_own`."""
+    epochs: int = 100
+    """Of one client in one round."""
+    rounds: int = 1000
+    bytes: int = 2**30
+    """Of one message, either way."""
+    hours: float = 24.0
+    """That the site works for one run, all its clients together."""
+    class_count: int = 1
+    """A client with a class of fewer examples does not take part."""
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What decides numbers on both ends."""
+
+    protocol: int
+    protofed: str
+    torch: str
+
+
+# ---- before the first round
+
+
+@dataclass(frozen=True)
+class Question:
+    """Asks a site what it enrols."""
+
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a site declares."""
+
+    nonce: str
+    versions: Versions
+    outline: str
+    """Its task without an example, with its own clients: the JSON of `protofed.models.formats.Outline`."""
+    own_tests: tuple[ClientId, ...]
+    """Of its clients, those with a test set of their own, or one that is drawn for them."""
+    validated: tuple[ClientId, ...]
+    """Of its clients, those with validation examples."""
+    methods: dict[str, str]
+    """The methods that it takes part in, and the SHA-256 of the code of each."""
+    limits: Limits
+    free_bytes: int
+    """On its disk."""
+
+
+@dataclass(frozen=True)
+class RosterEntry:
+    """What every site knows of every client."""
+
+    id: ClientId
+    domain: str | None
+    is_held_out: bool = False
+
+
+@dataclass(frozen=True)
+class Description:
+    """An experiment, as both ends know it."""
+
+    run: str
+    """Of letters, digits, `-` and `_`: the same for as long as the run goes on, whatever settings change."""
+    config: str
+    """TOML with all defaults resolved: the sections task, method, training, uploads and evaluation."""
+    versions: Versions
+    method_digest: str
+    clients: tuple[RosterEntry, ...]
+    """Of all sites."""
+    tests: tuple[str, ...] = ()
+    """The domains whose test sets are known at all sites and at the server, in their order."""
+    on_memory_lost: OnMemoryLost = "leave out"
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Asks a site to take part."""
+
+    nonce: str
+    description: Description
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a site takes part: it does if it refuses nothing."""
+
+    nonce: str
+    digest: str
+    """Of the description."""
+    refusals: tuple[tuple[str, str], ...] = ()
+    """The name of each, one of `Refusal`, and a sentence."""
+
+
+# ---- in a round
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one client is asked to do in an order."""
+
+    client: ClientId
+    receipt: str
+    """The SHA-256 of the state that it goes on from; empty for a client that has never taken part."""
+    message: int
+    """Which of the order's messages it is given."""
+    epochs: int
+    batch_size: int
+    halvings: int
+    step_seed: int
+    """With the three before, what the site must come to by itself from the description: else the ends differ."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A step for some clients of a site."""
+
+    nonce: str
+    digest: str
+    """Of the description that was agreed."""
+    ticket: Ticket
+    step: str
+    """A coroutine method of the installed method, by name; `base.` before it for a step of what the method goes
+    around."""
+    tests: TestKind
+    evaluates: bool
+    seconds: float
+    """How long the answer is waited for."""
+    works: tuple[Work, ...]
+    messages: bytes = field(repr=False)
+    """One safetensors file: a list of the messages. Equal ones are in it once."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A client that did its step."""
+
+    client: ClientId
+    upload: bytes = field(repr=False)
+    """A wire message (`protofed.engine.message`): the upload with the ticket, the new receipt and the loss."""
+    is_afresh: bool = False
+    """Whether its state was lost, and it began like one that has never taken part."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    client: ClientId
+    reason: str
+    """One of `CLAIMABLE`; a site can claim no other."""
+    detail: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    nonce: str
+    done: tuple[Done, ...]
+    failed: tuple[Failed, ...]
+
+
+Message = Question | Enrolment | Proposal | Verdict | Order | Answer

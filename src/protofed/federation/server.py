@@ -1,0 +1,82 @@
+"""A run whose clients are at sites, ready to be done by `protofed.runs.runner.execute`."""
+
+from collections.abc import Iterator
+from math import inf
+
+from protofed.api.task import Task
+from protofed.engine.federation import Federation
+from protofed.federation.enrolling import Central, agree, described, enrolled, server_task
+from protofed.federation.interface import Link
+from protofed.federation.messages import OnMemoryLost
+from protofed.federation.runtime import Remote
+from protofed.runs.config.checks import check_sections
+from protofed.runs.config.config import Config
+from protofed.runs.config.messages import refuse
+from protofed.runs.config.schema import Problem
+from protofed.runs.runner import Experiment
+
+
+def prepared(
+    link: Link,
+    config: Config,
+    run: str,
+    *,
+    seconds: float = 60.0,
+    resend_after: float = inf,
+    on_memory_lost: OnMemoryLost = "leave out",
+    central: Central | None = None,
+) -> Experiment:
+    """Has all sites of a link take part in an experiment. Raises BadInput with every refusal, by site.
+
+    `run` names the run for as long as it goes on: sites keep what clients remember below it, so a run that is resumed
+    needs the name that it had. `seconds` is how long sites may take to say that they take part. After `resend_after`
+    seconds without an answer an order is sent again. `central` is what the server has of the task; without it, the task
+    is built for its test sets and public examples.
+    """
+    refuse([*check_sections(vars(config)), *check_remote(config)])
+    if central is None:
+        central = Central.of(config.task if isinstance(config.task, Task) else config.task.build())
+    sites = enrolled(link, seconds)
+    task = server_task(sites, central)
+    description = described(config, run, sites, central, on_memory_lost)
+    training = config.training
+    runtime = Remote(link, description, sites.site_of, training.deadline, resend_after)
+    federation = Federation(
+        config.method,
+        task,
+        training,
+        runtime,
+        uploads=config.uploads.pipeline(),
+        fine_tune=config.evaluation.fine_tune,
+        name=run,
+    )
+    agree(link, description, sites, seconds)
+    return Experiment(
+        federation,
+        evaluate_every=config.evaluation.every,
+        evaluate_clients_every=config.evaluation.clients,
+        patience=config.evaluation.patience,
+        threads=config.runtime.threads,
+        config=config.toml(),
+        identity=config.identity,
+        runtime={"name": "remote", **config.runtime.numerics()},
+        on_save_error=config.saving.on_error,
+        keep=tuple(config.saving.keep),
+        logging=config.logging,
+    )
+
+
+def check_remote(config: Config) -> Iterator[Problem]:
+    """Settings that a run whose clients are elsewhere cannot have."""
+    training = config.training
+    if not training.deadline:  # guard: remote-runs-have-a-deadline
+        what = "is 0, so a site that is gone would be waited for without end: give the seconds that a round may take"
+        yield Problem(("training", "deadline"), what)
+    if training.on_divergence == "stop":  # guard: remote-runs-go-on
+        what = 'is "stop", so any one site could end the run: take "skip" or "retry_half_lr"'
+        yield Problem(("training", "on_divergence"), what)
+    if config.evaluation.global_models:
+        what = "reads what clients keep, which stays at their sites: leave it out"
+        yield Problem(("evaluation", "global_models"), what)
+    if config.runtime.threads != 1:
+        yield Problem(("runtime", "threads"), "is not 1, and sites work on one thread, so that they agree to the bit")

@@ -1,0 +1,201 @@
+"""A site: answers what a server asks, within its limits, from its own data. It keeps a log of all that it was asked and
+of all that it sent, which a data protection officer can read.
+
+Nothing that a server sends is run. It names a method that is installed here, one of its steps, and clients of this
+site. What a step leaves is on the site's disk before the answer leaves the site.
+"""
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protofed.engine.message import printable
+from protofed.errors import BadInput
+from protofed.federation.agreement import Refused as RefusedExperiment
+from protofed.federation.agreement import refusals
+from protofed.federation.codec import Undecodable, decoded, encoded
+from protofed.federation.messages import (
+    Answer,
+    Enrolment,
+    Failed,
+    Limits,
+    Message,
+    Order,
+    Proposal,
+    Question,
+    Refusal,
+    Verdict,
+)
+from protofed.federation.plan import method_digests, versions
+from protofed.federation.site_data import SiteData
+from protofed.federation.site_run import Refused, SiteRun
+from protofed.federation.site_store import SiteFolder
+from protofed.models.formats import outline_of
+from protofed.runs.store import disk, opening
+from protofed.runtimes.base import Reason
+
+
+@dataclass
+class Site:
+    folder: Path
+    """Where it keeps its log, and what its clients remember."""
+    data: SiteData
+    limits: Limits = Limits()  # noqa: RUF009 (it is frozen, so it can be shared)
+    dry_run: bool = False
+    """Whether everything is checked and written into the log, and nothing is done."""
+    device: str = "cpu"
+    _runs: dict[str, SiteRun] = field(default_factory=dict)
+    """By the name of the run: what the last order needed."""
+
+    def handle(self, data: bytes) -> bytes | None:
+        """The answer to what a server sent; None to what is no question, or if the site can keep no log of it."""
+        digest, message = hashlib.sha256(data).hexdigest(), None
+        try:
+            try:
+                message = decoded(data, self.limits.bytes)
+            except Undecodable as error:
+                self._files.log("unreadable", {"sha256": digest, "bytes": len(data), "why": printable(str(error))})
+                return None
+            answer = self._answer(message, digest, len(data))
+            if answer is not None:
+                facts = {"nonce": message.nonce, "sha256": hashlib.sha256(answer).hexdigest(), "bytes": len(answer)}
+                self._files.log("sent", facts)  # guard: nothing-leaves-unlogged
+            return answer
+        except OSError as error:
+            return self._full(message, error) if isinstance(message, Order) else None
+
+    @property
+    def _files(self) -> SiteFolder:
+        return SiteFolder(self.folder)
+
+    def _answer(self, message: Message, digest: str, size: int) -> bytes | None:
+        match message:
+            case Question():
+                self._files.log("asked", {"nonce": message.nonce, "sha256": digest})
+                return encoded(self._enrolment(message))
+            case Proposal():
+                return encoded(self._verdict(message))
+            case Order():
+                return self._answered(message, digest, size)
+        self._files.log("unexpected", {"kind": type(message).__name__, "sha256": digest})
+        return None
+
+    # ---- before the first round
+
+    def _enrolment(self, question: Question) -> Enrolment:
+        task, wanted = self.data.task, self.limits.methods
+        return Enrolment(
+            question.nonce,
+            versions(),
+            outline_of(task).text().decode(),
+            self.data.own_tests,
+            tuple(client for client in self.data.clients if client in task.validation),
+            {name: digest for name, digest in method_digests().items() if not wanted or name in wanted},
+            self.limits,
+            disk.free(self.folder),
+        )
+
+    def _verdict(self, proposal: Proposal) -> Verdict:
+        description = proposal.description
+        found: list[RefusedExperiment] = refusals(description, self.data, self.limits)
+        if not found:
+            try:
+                self._run_of(proposal)
+            except BadInput as error:
+                found = [(Refusal.BAD_EXPERIMENT, str(error))]
+        if self.dry_run and not found:  # guard: dry-run-agrees-to-nothing
+            found = [(Refusal.DRY_RUN, "this site only says what it would do, and would take part")]
+        if not found:
+            self._files.agree(proposal)
+        told = tuple((name.value, printable(text)) for name, text in found)
+        facts = {"run": printable(description.run), "description": description.digest, "config": description.config}
+        self._files.log("proposal", {**facts, "nonce": proposal.nonce, "refused": [*map(list, told)]})
+        return Verdict(proposal.nonce, description.digest, told)
+
+    def _run_of(self, proposal: Proposal) -> SiteRun:
+        description = proposal.description
+        states = self._files.run(description.run) / "clients"
+        self._runs = {description.run: SiteRun.of(description, self.data, self.limits, states, self.device)}
+        return self._runs[description.run]
+
+    # ---- in a round
+
+    def _answered(self, order: Order, digest: str, size: int) -> bytes:
+        """The answer to an order: the one that it was given before, if it was."""
+        self._log_order(order, digest, size)
+        try:
+            run = self._permitted(order)
+            answers = self._files.answers(order.ticket.run)
+            before = next((label for label in answers.labels() if label.startswith(f"{order.nonce}-")), None)
+            if before is not None and before != f"{order.nonce}-{digest}":  # guard: nonce-is-of-one-order
+                raise Refused(Refusal.NONCE_USED, "another order had the same nonce")
+            known = None if before is None else answers.read(before)
+            if known is not None:  # guard: answers-given-again
+                return known
+            answer = encoded(self._done(run, order))
+            if len(answer) > self.limits.bytes:  # guard: site-s-bytes
+                what = f"an answer of {len(answer)} bytes, and this site sends at most {self.limits.bytes}"
+                raise Refused(Refusal.TOO_MANY_BYTES, what)
+        except Refused as refused:
+            return encoded(_all_failed(order, Reason.REFUSED_BY_SITE, str(refused)))
+        answers.put(f"{order.nonce}-{digest}", answer)
+        return answer
+
+    def _done(self, run: SiteRun, order: Order) -> Answer:
+        """Raises Refused."""
+        begin = time.monotonic()
+        run.runtime.end = begin + self.limits.hours * 3600 - self._files.seconds(order.ticket.run)
+        done, failed = run.done(order, begin + order.seconds)
+        seconds = time.monotonic() - begin
+        self._files.add_seconds(order.ticket.run, seconds)
+        uploads = {one.client: hashlib.sha256(one.upload).hexdigest() for one in done}
+        whys = {one.client: f"{one.reason}: {one.detail}" for one in failed}
+        facts = {"uploads": uploads, "failed": whys, "afresh": [one.client for one in done if one.is_afresh]}
+        self._files.log("done", {"nonce": order.nonce, "seconds": round(seconds, 3), **facts})
+        return Answer(order.nonce, tuple(done), tuple(failed))
+
+    def _permitted(self, order: Order) -> SiteRun:
+        """What the order needs. Raises Refused."""
+        ticket, own = order.ticket, self.data.clients
+        run = self._runs.get(ticket.run) or self._agreed_before(order)
+        if run is None or run.description.digest != order.digest:  # guard: only-what-was-agreed
+            raise Refused(Refusal.NOT_AGREED, "this site has not agreed to this experiment")
+        if any(work.client not in own for work in order.works):  # guard: only-own-clients
+            raise Refused(Refusal.FOREIGN_CLIENT, "the order names a client that is not of this site")
+        step = order.step.rpartition(".")[2]
+        if self.limits.steps and step not in self.limits.steps:  # guard: site-s-steps
+            raise Refused(Refusal.STEP_NOT_ALLOWED, f"this site does not do the step {printable(step)}")
+        if not 0 <= ticket.round <= run.plan.training.rounds:  # guard: only-agreed-rounds
+            raise Refused(Refusal.TOO_MANY_ROUNDS, f"round {ticket.round} of {run.plan.training.rounds}")
+        if self.dry_run:  # guard: dry-run-does-nothing
+            raise Refused(Refusal.DRY_RUN, "this site only says what it would do, and would do this")
+        return run
+
+    def _agreed_before(self, order: Order) -> SiteRun | None:
+        """What this site agreed to before it was started again."""
+        description = self._files.agreed(order.ticket.run)
+        if description is None or refusals(description, self.data, self.limits):  # guard: limits-hold-after-restart
+            return None
+        try:
+            return self._run_of(Proposal(order.nonce, description))
+        except BadInput:
+            return None
+
+    def _log_order(self, order: Order, digest: str, size: int) -> None:
+        ticket = order.ticket
+        facts = {"run": printable(ticket.run), "round": ticket.round, "phase": printable(ticket.phase)}
+        facts |= {"call": ticket.call, "step": printable(order.step), "tests": order.tests}
+        clients = {printable(work.client): work.receipt[:64] for work in order.works}
+        facts |= {"nonce": order.nonce, "clients": clients, "sha256": digest, "bytes": size}
+        self._files.log("order", facts)
+
+    @staticmethod
+    def _full(order: Order, error: OSError) -> bytes:
+        """The answer of a site that cannot write: no upload leaves it."""
+        what = f"the site cannot write to its disk: {opening.reason(error)}"
+        return encoded(_all_failed(order, Reason.CLIENT_ERROR, what))
+
+
+def _all_failed(order: Order, reason: Reason, detail: str) -> Answer:
+    return Answer(order.nonce, (), tuple(Failed(work.client, reason, printable(detail)) for work in order.works))

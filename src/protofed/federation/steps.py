@@ -1,0 +1,54 @@
+"""Steps by name. A server can name the coroutine methods of the installed method and nothing else.
+
+`train` is the method's own. `base.train` is that of the method that it goes around.
+"""
+
+import inspect
+from typing import Any
+
+from protofed.api.method import Method, Step
+from protofed.engine.around import Around, At
+
+AnyMethod = Method[Any, Any, Any, Any]
+
+
+class UnknownStep(LookupError):
+    """A method has no step of this name."""
+
+
+def step_name(method: AnyMethod, step: Step[Any, Any, Any]) -> str:
+    """What a step is called that a method asks its clients for. Raises UnknownStep for a function of another kind."""
+    if isinstance(step, At) and step.method is method:
+        return f"base.{step_name(step.method.base, step.step)}"
+    owner, name = getattr(step, "__self__", None), getattr(step, "__name__", "")
+    if owner is method and _is_step(method, name):
+        return name
+    base = getattr(method, "base", None)
+    if isinstance(base, Method) and not isinstance(method, Around):
+        return f"base.{step_name(base, step)}"
+    raise UnknownStep(
+        f"{type(method).__name__} asks clients for {name or step!r}, which is not one of its coroutine methods: only "
+        "those can be asked for by name"
+    )
+
+
+def step_named(method: AnyMethod, name: str) -> Step[Any, Any, Any]:
+    first, _, rest = name.partition(".")
+    base = getattr(method, "base", None)
+    if first == "base" and rest and isinstance(base, Method):
+        step = step_named(base, rest)
+        return At(method, step) if isinstance(method, Around) else step
+    if rest or not _is_step(method, first):
+        raise UnknownStep(f"{type(method).__name__} has no step {name[:80]!r}")
+    found: Step[Any, Any, Any] = getattr(method, first)
+    return found
+
+
+def _is_step(method: AnyMethod, name: str) -> bool:
+    # guard: only-coroutine-methods-by-name
+    return not name.startswith("_") and _takes_a_step(inspect.getattr_static(type(method), name, None))
+
+
+def _takes_a_step(function: Any) -> bool:
+    """Whether it is a coroutine function of a client, a message and a memory."""
+    return inspect.iscoroutinefunction(function) and len(inspect.signature(function).parameters) == 4
