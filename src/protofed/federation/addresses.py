@@ -4,6 +4,9 @@ import ipaddress
 
 from protofed.errors import BadInput
 
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104, they are looked for here
+"""What a program listens at that takes connections from all networks."""
+
 
 def host_and_port(address: str) -> tuple[str, int]:
     """The two parts. An IPv6 address stands in brackets."""

@@ -1,7 +1,7 @@
 """The folders of a federation: the server's, and a kit for each site, which holds no secret.
 
-    DIR/server/     stays with the server: authority, certificate, key, and the keys of the sites that were enrolled
-    DIR/kits/A/     goes to site A: who the server is, and a file for the site's own settings
+DIR/server/     stays with the server: authority, certificate, key, and the keys of the sites that were enrolled
+DIR/kits/A/     goes to site A: who the server is, and a file for the site's own settings
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from protofed.errors import BadInput
 from protofed.federation import certificates, keys
-from protofed.federation.addresses import host_and_port, is_loopback
+from protofed.federation.addresses import EVERYWHERE, host_and_port, is_loopback
 from protofed.federation.keys import PublicKey, write_private, write_public
 from protofed.federation.policy import FEDERATION, FILE, SITE_NAME
 from protofed.runs.config.messages import listed
@@ -73,9 +73,8 @@ def init(folder: Path, sites: Sequence[str], address: str, listen: str = "") -> 
     """Makes the folders of a new federation."""
     _check_names(sites)
     host, port = host_and_port(address)
-    listen = listen or (address if is_loopback(host) else f"0.0.0.0:{port}")  # noqa: S104, sites are elsewhere
-    host_and_port(listen)
-    names = list(dict.fromkeys([host, "localhost", "127.0.0.1"]))
+    listen = listen or (address if is_loopback(host) else f"0.0.0.0:{port}")
+    names = _names(host, listen)
     own, kits = folder / "server", folder / "kits"
     if own.exists() or kits.exists():
         raise BadInput(f"{folder}: a federation is there already")
@@ -121,7 +120,7 @@ def renew(folder: Path, address: str = "") -> ServerFolder:
     address = address or server.settings.address
     host, _ = host_and_port(address)
     issuer = certificates.Certified(server.authority, keys.read_private(server.path / "ca.key"))
-    certificate = certificates.server(issuer, list(dict.fromkeys([host, "localhost", "127.0.0.1"])))
+    certificate = certificates.server(issuer, _names(host, server.settings.listen))
     settings = ServerSettings(**{**vars(server.settings), "address": address})
     for name in ("server.crt", "server.key"):
         (server.path / name).unlink(missing_ok=True)
@@ -139,7 +138,9 @@ def read_server(folder: Path) -> ServerFolder:
     path = own / SERVER_FILE
     table, place = document(path)
     problems: list[Problem] = [
-        UnknownKey((key,), "unknown section", known=("server", "sites")) for key in table if key not in ("server", "sites")
+        UnknownKey((key,), "unknown section", known=("server", "sites"))
+        for key in table
+        if key not in ("server", "sites")
     ]
     settings: ServerSettings | None = None
     sites: dict[str, EnrolledSite] = {}
@@ -161,6 +162,12 @@ def read_server(folder: Path) -> ServerFolder:
         raise BadInput(listed(problems, {}, place))
     _check_names([*sites])
     return ServerFolder(own, settings, sites)
+
+
+def _names(host: str, listen: str) -> list[str]:
+    """What a server is called by sites, and by itself."""
+    own, _ = host_and_port(listen)
+    return list(dict.fromkeys([host, *([own] if own not in EVERYWHERE else []), "localhost", "127.0.0.1"]))
 
 
 def _section(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

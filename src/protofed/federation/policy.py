@@ -125,7 +125,9 @@ def read(folder: Path) -> SiteSettings:
     path = folder / FILE
     table, place = document(path)
     sections: dict[str, Any] = {"site": Identity, "data": DataSettings, "policy": Policy}
-    problems: list[Problem] = [UnknownKey((k,), "unknown section", known=(*sections,)) for k in table if k not in sections]
+    problems: list[Problem] = [
+        UnknownKey((k,), "unknown section", known=(*sections,)) for k in table if k not in sections
+    ]
     values: dict[str, Any] = {}
     task: TaskSettings | None = None
     for name, cls in sections.items():

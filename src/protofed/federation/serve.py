@@ -12,7 +12,7 @@ from pathlib import Path
 
 from protofed.errors import BadInput, RunFailed
 from protofed.federation import keys
-from protofed.federation.addresses import host_and_port, is_loopback
+from protofed.federation.addresses import EVERYWHERE, host_and_port
 from protofed.federation.flower.control import Access, Control, SiteNode
 from protofed.federation.flower.fleet import RunOver, Turned, Unreachable
 from protofed.federation.flower.link import FlowerLink
@@ -34,6 +34,11 @@ def present(server: ServerFolder, without: Collection[str] = ()) -> ServerFolder
             f"the keys of {', '.join(missing)} have not come yet: protofed federation enrol, or --without for each"
         )
     return replace(server, sites=sites)
+
+
+def speakers(server: ServerFolder) -> dict[str, tuple[str, ...]]:
+    """The clients that sites may speak for, of those sites for which that was said."""
+    return {name: site.clients for name, site in server.sites.items() if site.clients}
 
 
 @contextmanager
@@ -76,7 +81,7 @@ def access_of(server: ServerFolder) -> Access:
     if settings.superlink:
         return Access(settings.superlink, server.authority, "")
     host, port = host_and_port(settings.listen)
-    return Access(f"{host if is_loopback(host) else '127.0.0.1'}:{port}", server.authority, server.token)
+    return Access(f"{'127.0.0.1' if host in EVERYWHERE else host}:{port}", server.authority, server.token)
 
 
 def status(server: ServerFolder) -> Mapping[str, SiteNode]:

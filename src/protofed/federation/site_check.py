@@ -1,19 +1,27 @@
 """What `protofed site check` tries: everything that a run needs, without sending anything of the site's data."""
 
+import datetime
 import email.utils
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib import metadata
 from typing import NamedTuple
 
+import torch
+
+from protofed.engine.federation import Federation
+from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.federation import certificates, keys
 from protofed.federation.addresses import host_and_port
 from protofed.federation.policy import SiteSettings
 from protofed.federation.signing import CLOCKS_DIFFER
 from protofed.federation.site_data import SiteData
+from protofed.methods import METHODS
+from protofed.runtimes.sequential import Sequential
 from protofed.version import __version__
 
 FLOWER = "1.41.0"
@@ -52,14 +60,10 @@ def _files(settings: SiteSettings) -> Iterator[Finding]:
 
 
 def _versions() -> Iterator[Finding]:
-    import torch
-
     yield Finding(True, f"protofed {__version__}, torch {torch.__version__}")
     try:
-        import flwr
-
-        found = str(flwr.__version__)
-    except ImportError:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
         found = "none"
     yield Finding(found == FLOWER, f"flwr {found}" + ("" if found == FLOWER else f": {FLOWER} is needed"))
 
@@ -84,19 +88,16 @@ def _data(settings: SiteSettings) -> Iterator[Finding]:
 
 def _one_step(data: SiteData) -> float:
     """A step of FedAvg on a few examples of one client, here."""
-    from protofed.engine.federation import Federation
-    from protofed.engine.training import Training
-    from protofed.methods import METHODS
-    from protofed.runtimes.sequential import Sequential
-
     training = Training(rounds=1, epochs=1)
     client = data.clients[0]
-    few = data.task.clients[client].rows(range(min(training.batch_size, len(data.task.clients[client]))))
+    own = data.task.clients[client]
+    few = own.rows(torch.arange(min(training.batch_size, len(own))))
     task = replace(data.task, clients={client: few}, held_out=(), tests={}, domain_of={}, local_tests={}, validation={})
-    federation = Federation(METHODS["fedavg"](), task, training, Sequential(settings_device := "cpu"))
-    del settings_device
-    state = federation.advance(federation.initial_state())
-    return float(state.last.loss)
+    federation = Federation(METHODS["fedavg"](), task, training, Sequential())
+    loss = federation.advance(federation.start()).loss
+    if loss is None:
+        raise BadInput("one step on one batch gave no loss")
+    return loss
 
 
 def _server(settings: SiteSettings) -> Iterator[Finding]:
@@ -105,7 +106,10 @@ def _server(settings: SiteSettings) -> Iterator[Finding]:
     authority = keys.read_file(settings.authority)
     context.load_verify_locations(cadata=authority.decode("ascii"))
     try:
-        with socket.create_connection((host, port), SECONDS) as plain, context.wrap_socket(plain, server_hostname=host) as own:
+        with (
+            socket.create_connection((host, port), SECONDS) as plain,
+            context.wrap_socket(plain, server_hostname=host) as own,
+        ):
             own.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode("ascii"))
             head = _head(own)
     except ssl.SSLError as error:
@@ -115,8 +119,6 @@ def _server(settings: SiteSettings) -> Iterator[Finding]:
         yield Finding(False, f"{settings.site.server} is out of reach: {error}. Nothing else was tried there")
         return
     yield Finding(True, f"{settings.site.server} is there, with the certificate of this federation")
-    import datetime
-
     days = certificates.days_left(authority, datetime.datetime.now(datetime.UTC))
     yield Finding(days > 0, f"the authority's certificate: {days:.0f} days left")
     yield from _clock(head)

@@ -43,7 +43,9 @@ def only_process(folder: Path) -> Iterator[None]:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BadInput(f"another process works in {folder}: a site is one process") from None  # guard: federation-no-twin
+        raise BadInput(
+            f"another process works in {folder}: a site is one process"
+        ) from None  # guard: federation-no-twin
     else:
         yield
     finally:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SubStatus
 from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
@@ -20,7 +21,6 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.common.constant import SubStatus
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
@@ -151,9 +151,7 @@ class Session:
     def send(self, node: int, message: Signed) -> str:
         """Sends a message to a site. The name under which its answer is asked for."""
         outgoing = Outgoing(message, self.run, SERVER_NODE, node, "")
-        request = PushAppMessagesRequest(
-            messages_list=[outgoing.announcement], message_object_trees=[outgoing.tree]
-        )
+        request = PushAppMessagesRequest(messages_list=[outgoing.announcement], message_object_trees=[outgoing.tree])
         response = called(self._client.PushMessages, request)
         if list(response.message_ids) != [outgoing.id]:
             raise Unreachable("the SuperLink did not take a message: its site is not there any more")

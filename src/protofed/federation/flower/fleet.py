@@ -44,6 +44,8 @@ class Delivery(NamedTuple):
     run: int
     id: str
     message: Signed
+    end: float
+    """Until when the SuperLink keeps it, in seconds since 1970. It takes no answer that is to be kept for longer."""
 
 
 class Fleet:
@@ -101,10 +103,11 @@ class Fleet:
         contents: Mapping[str, bytes] = fetched(tree, pull, most_bytes)
         received = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
         self._call(self._client.ConfirmMessageReceived, received)
-        return Delivery(run, name, opened(name, contents))
+        return Delivery(run, name, opened(name, contents), metadata.created_at + metadata.ttl)
 
     def answer(self, delivery: Delivery, message: Signed) -> None:
-        outgoing = Outgoing(message, delivery.run, self.node, SERVER_NODE, delivery.id)
+        keep = delivery.end - time.time() - 1
+        outgoing = Outgoing(message, delivery.run, self.node, SERVER_NODE, delivery.id, keep)
         response = self._call(
             self._client.PushMessages,
             PushMessagesRequest(

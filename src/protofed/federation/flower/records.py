@@ -41,7 +41,7 @@ class BadParcel(ValueError):
 class Outgoing:
     """A message that is to be sent: what is announced of it first, and its objects by name."""
 
-    def __init__(self, message: Signed, run: int, sender: int, receiver: int, reply_to: str) -> None:
+    def __init__(self, message: Signed, run: int, sender: int, receiver: int, reply_to: str, keep: float = KEEP_FOR) -> None:
         metadata = Metadata(
             run_id=run,
             message_id="",
@@ -50,7 +50,7 @@ class Outgoing:
             reply_to_message_id=reply_to,
             group_id="",
             created_at=time.time(),
-            ttl=KEEP_FOR,
+            ttl=keep,
             message_type="train",
         )
         parcel = make_message(metadata, RecordDict(_records(message)))
