@@ -30,10 +30,13 @@ from protofed.tree import Tree
 CLIENTS = {"north": ("ann", "bob"), "south": ("cyd", "dan"), "west": ("eve",)}
 """Of each site, for the task of five clients."""
 RUN = "run-1"
+NO_LIMITS = Limits()
+AS_THEY_ARE = UploadSettings()
+USUAL = EvaluationSettings()
 
 
 def sites_of(
-    folder: Path, task: Task = TASK, clients: Mapping[str, Sequence[str]] = CLIENTS, limits: Limits = Limits()
+    folder: Path, task: Task = TASK, clients: Mapping[str, Sequence[str]] = CLIENTS, limits: Limits = NO_LIMITS
 ) -> dict[str, Site]:
     return {
         name: Site(folder / name, SiteData(own_part(task, own), task_table(task)), limits)
@@ -44,8 +47,8 @@ def sites_of(
 def config_of(
     method: Method[Any, Any, Any, Any],
     task: Task = TASK,
-    uploads: UploadSettings = UploadSettings(),
-    evaluation: EvaluationSettings = EvaluationSettings(),
+    uploads: UploadSettings = AS_THEY_ARE,
+    evaluation: EvaluationSettings = USUAL,
     **training: Any,
 ) -> Config:
     settings = replace(TRAINING, deadline=60.0, on_divergence="skip", **training)
@@ -65,7 +68,13 @@ def remote(
     runtime = Remote(link, description, sites.site_of, config.training.deadline, resend_after)
     pipeline, fine_tune = config.uploads.pipeline(), config.evaluation.fine_tune
     return Federation(
-        config.method, server_task(sites, central), config.training, runtime, uploads=pipeline, fine_tune=fine_tune, name=run
+        config.method,
+        server_task(sites, central),
+        config.training,
+        runtime,
+        uploads=pipeline,
+        fine_tune=fine_tune,
+        name=run,
     )
 
 

@@ -118,6 +118,12 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     def message_for(self, state: State, client: ClientId) -> Message:
         """What this client receives. It may be new: one that the server has never heard of."""
 
+    def message_spec(self, step: str, state: State, client: ClientId) -> Any:
+        """A message with the names that those have that clients are sent for a step, which is named: what a site
+        compares a message with before it reads it. Values and shapes do not matter. A method whose steps are sent
+        different records says so here."""
+        return self.message_for(state, client)
+
     @abstractmethod
     def upload_spec(self, state: State, server: ServerContext) -> Upload:
         """An upload with the names, shapes and dtypes that a good one has; values do not matter. What its numbers are,

@@ -121,7 +121,7 @@ def _blobs(rest: memoryview, sizes: Sequence[Any]) -> list[bytes]:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
@@ -144,8 +144,6 @@ class _Reader:
         if origin is dict:
             self._checked(type(value) is dict, value, where)
             return {key: self.read(arguments[1], item, f"{where}.{key[:40]}") for key, item in value.items()}
-        if is_dataclass(kind):
-            return self._record(kind, value, where)
         if kind is bytes:
             self._checked(type(value) is int and value == self.next_blob < len(self._blobs), value, where)
             self.next_blob += 1
@@ -155,10 +153,11 @@ class _Reader:
             return float(self._checked(is_number, value, where))
         if kind is int:
             return self._checked(type(value) is int and -(2**63) <= value < 2**63, value, where)
-        # guard: message-values-have-their-types
-        return self._checked(type(value) is kind, value, where)
+        if kind in (str, bool):
+            return self._checked(type(value) is kind, value, where)  # guard: message-values-have-their-types
+        return self._record(kind, value, where)
 
-    def _record(self, kind: type[Any], value: Any, where: str) -> Any:
+    def _record(self, kind: Any, value: Any, where: str) -> Any:
         hints = _hints(kind)
         names = [own.name for own in fields(kind)]
         if type(value) is not dict or value.keys() != {*names}:  # guard: message-keys-are-its-fields

@@ -26,7 +26,7 @@ from protofed.federation.site_run import CLAIMABLE
 from protofed.federation.site_store import SHA256
 from protofed.federation.steps import UnknownStep, step_name
 from protofed.runtimes.base import Failure, Host, Job, Reason
-from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.client_store import ClientStore, Receipt
 from protofed.runtimes.device import CPU
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
@@ -78,7 +78,7 @@ class Remote:
     ) -> None:
         """`seconds` is how long is waited where a phase has no deadline; after `resend_after` seconds without an answer
         an order is sent again."""
-        self.store = ElsewhereStore()
+        self.store: ClientStore = ElsewhereStore()
         self.dropped: Counter[str] = Counter()
         """How many messages were thrown away, by reason."""
         self._link = link
@@ -106,7 +106,8 @@ class Remote:
     def for_server(self) -> Callable[[Request[Any]], Any]:
         return self._server.answer
 
-    def run(self, jobs: Iterable[Job]) -> Iterator[Found]:
+    def run(self, jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Any]]:
+        """Wire messages and failures: the engine opens them."""
         waiting: dict[str, _Sent] = {}
         of_site: dict[str, list[Job]] = {}
         for job in jobs:
@@ -199,8 +200,9 @@ class Remote:
         yield from self._outcomes(waiting.pop(answer.nonce), answer)
 
     def _outcomes(self, sent: _Sent, answer: Answer) -> Iterator[Found]:
-        entries: dict[ClientId, Done | Failed] = {one.client: one for one in (*answer.done, *answer.failed)}
-        if len(entries) != len(answer.done) + len(answer.failed) or entries.keys() != sent.jobs.keys():
+        everyone: list[Done | Failed] = [*answer.done, *answer.failed]
+        entries = {one.client: one for one in everyone}
+        if len(entries) != len(everyone) or entries.keys() != sent.jobs.keys():
             for client in sent.jobs:  # guard: answers-are-for-those-asked
                 yield client, Failure(client, Reason.UNDECODABLE, "its site answered for other clients than were asked")
             return

@@ -174,10 +174,10 @@ class Site:
 
     def _agreed_before(self, order: Order) -> SiteRun | None:
         """What this site agreed to before it was started again."""
-        description = self._files.agreed(order.ticket.run)
-        if description is None or refusals(description, self.data, self.limits):  # guard: limits-hold-after-restart
-            return None
         try:
+            description = self._files.agreed(order.ticket.run)
+            if description is None or refusals(description, self.data, self.limits):  # guard: limits-after-restart
+                return None
             return self._run_of(Proposal(order.nonce, description))
         except BadInput:
             return None

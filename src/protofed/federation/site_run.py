@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from protofed import wire
+from protofed.api.method import Step
 from protofed.api.requests import Fit, Request
 from protofed.engine.federation import Federation
 from protofed.engine.message import printable, sealed
@@ -16,7 +17,7 @@ from protofed.federation.messages import Description, Done, Failed, Limits, Orde
 from protofed.federation.plan import Plan, plan_of
 from protofed.federation.site_data import SiteData
 from protofed.federation.site_store import StateFiles
-from protofed.federation.steps import UnknownStep, step_named
+from protofed.federation.steps import UnknownStep, message_like, step_named
 from protofed.optim.optimizers import halved
 from protofed.runs.runtime_choice import pinned_threads
 from protofed.runtimes.base import Answer, Failure, Job, Reason, failure_of, non_finite
@@ -100,12 +101,12 @@ class SiteRun:
         done: list[Done] = []
         failed: list[Failed] = []
         with pinned_threads(1), self.runtime.open(self.federation):
-            messages = self._messages(order)
+            step, messages = self._step(order.step), self._messages(order)
             for work in order.works:
                 try:
                     if time.monotonic() > end:  # guard: site-stops-at-deadline
                         raise TimeoutError("nobody waits for the answer any longer")
-                    found = self._one(order, work, messages[work.message])
+                    found = self._one(self._job(order, step, work, messages[work.message]))
                 except Refused as refused:
                     found = Failed(work.client, Reason.REFUSED_BY_SITE, str(refused))
                 except Exception as error:  # whatever goes wrong for a client concerns that client only
@@ -120,7 +121,7 @@ class SiteRun:
             raise Refused(Refusal.UNREADABLE, "the order's clients do not name its messages")
         first = {work.message: work.client for work in reversed(order.works)}
         method, server = self.federation.method, self.federation.initial_server
-        likes = [method.message_for(server, first[number]) for number in sorted(first)]
+        likes = [message_like(method, order.step, server, first[number]) for number in sorted(first)]
         try:
             messages = wire.decode(order.messages, likes)
         except wire.WireError as error:
@@ -129,29 +130,30 @@ class SiteRun:
             raise Refused(
                 Refusal.NOT_FINITE, f"the server's message holds values that are not finite: {printable(bad)}"
             )
-        return moved(messages, self.runtime.device)
+        return list(moved(messages, self.runtime.device))
 
-    def _one(self, order: Order, work: Work, message: Tree) -> Done | Failed:
-        job = self._job(order, work, message)
+    def _one(self, job: Job) -> Done | Failed:
         outcome = self.runtime.outcome(job)
         is_afresh = self._begins_afresh(outcome)
         if is_afresh:
             outcome = self.runtime.outcome(replace(job, receipt=None))
         if isinstance(outcome, Answer):
-            sent = sealed(order.ticket, outcome.upload, outcome.receipt, outcome.loss)
-            return Done(work.client, sent.data, is_afresh)
+            sent = sealed(job.ticket, outcome.upload, outcome.receipt, outcome.loss)
+            return Done(job.client, sent.data, is_afresh)
         return _claimed(outcome)
 
     def _begins_afresh(self, outcome: Answer | Failure) -> bool:
         is_lost = isinstance(outcome, Failure) and outcome.reason == Reason.MEMORY_LOST
         return is_lost and self.description.on_memory_lost == "start afresh"
 
-    def _job(self, order: Order, work: Work, message: Tree) -> Job:
-        federation, ticket = self.federation, order.ticket
+    def _step(self, name: str) -> Step[Any, Any, Any]:
         try:
-            step = step_named(federation.method, order.step)
+            return step_named(self.federation.method, name)
         except UnknownStep as error:
             raise Refused(Refusal.STEP_NOT_ALLOWED, printable(str(error))) from error
+
+    def _job(self, order: Order, step: Step[Any, Any, Any], work: Work, message: Tree) -> Job:
+        federation, ticket = self.federation, order.ticket
         tests = federation.test_sets(work.client, order.tests)
         context = federation.client_context(work.client, ticket.round, ticket.phase, ticket.call, tests)
         if not 0 <= work.halvings <= MOST_HALVINGS:  # guard: rates-are-only-halved

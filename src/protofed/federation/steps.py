@@ -7,7 +7,9 @@ import inspect
 from typing import Any
 
 from protofed.api.method import Method, Step
+from protofed.api.task import ClientId
 from protofed.engine.around import Around, At
+from protofed.tree import Tree
 
 AnyMethod = Method[Any, Any, Any, Any]
 
@@ -42,6 +44,18 @@ def step_named(method: AnyMethod, name: str) -> Step[Any, Any, Any]:
         raise UnknownStep(f"{type(method).__name__} has no step {name[:80]!r}")
     found: Step[Any, Any, Any] = getattr(method, first)
     return found
+
+
+def message_like(method: AnyMethod, name: str, state: Tree, client: ClientId) -> Tree:
+    """A message with the structure of those that clients are sent for this step."""
+    first, _, rest = name.partition(".")
+    if first != "base":
+        return method.message_spec(first, state, client)
+    return (
+        message_like(method.base, rest, state, client)
+        if isinstance(method, Around)
+        else method.message_for(state, client)
+    )
 
 
 def _is_step(method: AnyMethod, name: str) -> bool:

@@ -90,6 +90,9 @@ class FedFomo(Method[Models, Nothing, UsedAndTrained, Weights]):
     def message_for(self, state: Models, client: ClientId) -> Nothing:
         return Nothing()
 
+    def message_spec(self, step: str, state: Models, client: ClientId) -> Nothing | Weights:
+        return Weights(next(iter(state.models.values()))) if step == "mix" else Nothing()
+
     def upload_spec(self, state: Models, server: ServerContext) -> Weights:
         return Weights(next(iter(state.models.values())))
 

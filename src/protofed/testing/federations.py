@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from protofed import tree
+from protofed import tree, wire
 from protofed.api.contexts import Reply
 from protofed.api.method import Method
 from protofed.api.task import ClientId, Task
@@ -236,20 +237,39 @@ class NotHere:
 
 
 class Elsewhere(Sequential):
-    """Clients at the other end of a wire: uploads arrive as bytes, and states stay where the clients are."""
+    """Clients at the other end of a wire: messages and uploads arrive as bytes, and states stay where the clients
+    are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.store = NotHere()
         self._site = Sequential()
         self._receipts: dict[str, Receipt] = {}
+        self._of: Any = None
+
+    def open(self, host: Any) -> AbstractContextManager[None]:
+        self._of = host
+        return super().open(host)
 
     def run(self, jobs: Any) -> Iterator[tuple[str, Any]]:
         for job in jobs:
-            at_site = dataclasses.replace(job, receipt=self._receipts.get(str(job.receipt)))
+            at_site = dataclasses.replace(job, receipt=self._receipts.get(str(job.receipt)), message=self._sent(job))
             [(client, outcome)] = self._site.run([at_site])
             if isinstance(outcome, Answer) and outcome.receipt is not None:
                 self._receipts[str(outcome.receipt)] = outcome.receipt
                 yield client, sealed(job.ticket, outcome.upload, Receipt(str(outcome.receipt)), outcome.loss)
             else:
                 yield client, outcome
+
+    def _sent(self, job: Job) -> Tree:
+        """The message as a site reads it, which knows its structure beforehand."""
+        method, server = self._of.method, self._of.initial_server
+        is_own = getattr(job.step, "__self__", None) is method
+        spec = method.message_spec if is_own else lambda step, state, client: method.message_for(state, client)
+        like = spec(getattr(job.step, "__name__", ""), server, job.client)
+        try:
+            return wire.decode(wire.encode(job.message), like)
+        except wire.WireError as error:
+            raise AssertionError(
+                f"the message for the step {job.step} is not what message_spec says: {error}"
+            ) from None
