@@ -74,7 +74,9 @@ def test_names_that_cannot_be_folders_are_refused(tmp_path: Path, sites: list[st
     assert not (tmp_path / "fed").exists()
 
 
-@pytest.mark.parametrize("address", ["server", "server:", ":8000", "server:0", "server:70000", "a b:1", "::1:80", "x/y:1"])
+@pytest.mark.parametrize(
+    "address", ["server", "server:", ":8000", "server:0", "server:70000", "a b:1", "::1:80", "x/y:1"]
+)
 def test_what_is_no_address_is_refused(tmp_path: Path, address: str) -> None:
     with pytest.raises(BadInput):
         kits.init(tmp_path / "fed", ["A"], address)

@@ -44,7 +44,9 @@ def test_an_order_is_read_by_the_site_that_it_is_for() -> None:
 )
 def test_an_order_counts_in_its_place_alone(why: str, message: Signed, place: dict[str, str]) -> None:
     with pytest.raises(BadSignature, match=why):
-        verified(message, SERVER.public_key(), **{"kind": "order", "federation": FEDERATION, "run": 7, "site": "A", **place})
+        verified(
+            message, SERVER.public_key(), **{"kind": "order", "federation": FEDERATION, "run": 7, "site": "A", **place}
+        )
 
 
 def test_a_stranger_orders_nothing() -> None:

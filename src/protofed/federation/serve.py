@@ -18,10 +18,9 @@ from protofed.federation.flower.fleet import RunOver, Turned, Unreachable
 from protofed.federation.flower.link import FlowerLink
 from protofed.federation.flower.superlink import STARTS, SuperLinkProcess
 from protofed.federation.kits import ServerFolder
+from protofed.federation.site_store import RUN
 from protofed.runs.store import disk, opening
 from protofed.runs.store.folder import RunFolder
-
-RUN = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 
 def present(server: ServerFolder, without: Collection[str] = ()) -> ServerFolder:
@@ -106,7 +105,8 @@ def run_name(folder: RunFolder, resume: bool) -> str:
         if not RUN.fullmatch(found):
             raise BadInput(f"{above / name}: is not the name of a run")
         return found
-    new = f"{re.sub(r'[^A-Za-z0-9-]', '-', folder.path.name)[:40]}-{os.urandom(6).hex()}"
+    words = re.sub(r"[^A-Za-z0-9]+", "-", folder.path.name)[:40].strip("-")
+    new = f"{words or 'run'}-{os.urandom(6).hex()}"
     disk.make(above)
     with opening.folder(above) as handle:
         disk.put(handle, name, new.encode())

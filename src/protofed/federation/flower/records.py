@@ -41,7 +41,9 @@ class BadParcel(ValueError):
 class Outgoing:
     """A message that is to be sent: what is announced of it first, and its objects by name."""
 
-    def __init__(self, message: Signed, run: int, sender: int, receiver: int, reply_to: str, keep: float = KEEP_FOR) -> None:
+    def __init__(
+        self, message: Signed, run: int, sender: int, receiver: int, reply_to: str, keep: float = KEEP_FOR
+    ) -> None:
         metadata = Metadata(
             run_id=run,
             message_id="",
