@@ -52,17 +52,15 @@ class Worker:
         try:
             self._send(self._socket, data)
             return self._received(self._socket, end)
-        except OutOfTime:
+        except ConnectionError as error:
+            raise WorkerDied(f"the process that did the work died ({self._ended()})") from error
+        except BaseException:  # it is in the middle of something that nobody waits for any more
             self.close()  # guard: federation-hanging-worker-ended
             raise
-        except OSError as error:
-            status = self._ended()
-            raise WorkerDied(f"the process that did the work died ({status})") from error
 
     def close(self) -> None:
         """Ends the process, whatever it is at."""
         if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
             self._ended()
 
     def _start(self) -> None:
@@ -119,6 +117,7 @@ class Worker:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        os.kill(self._pid, signal.SIGKILL)  # what has ended by itself keeps its status until it is waited for
         _, status = os.waitpid(self._pid, 0)
         self._pid = 0
         code = os.waitstatus_to_exitcode(status)
