@@ -38,7 +38,7 @@ FORMS = {
         "run_id message_id src_node_id dst_node_id reply_to_message_id group_id created_at ttl message_type "
         "src_task_id dst_task_id"
     ),
-    "flwr.app.RecordDict": "records",
+    "flwr.app.RecordDict": "records parameters_records metrics_records configs_records",
     "flwr.app.ConfigRecord": "config_dict keep_input",
 }
 """The arguments of what is called, in their order."""
