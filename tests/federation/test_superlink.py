@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs Flower: pip install 'protofed[flower]'")
 
 import httpx
+from flwr.proto.node_pb2 import Node
 
 from federation.machines import free_port
 from protofed.federation import certificates, keys, kits, serve
@@ -48,7 +49,11 @@ class Running:
 
     def fleet(self, name: str, before: int = 0) -> Fleet:
         fleet = Fleet(self.address, self.server.authority, self.keys[name])
-        fleet.activate(before)
+        try:
+            fleet.activate(before)
+        except Exception:
+            fleet.close()
+            raise
         return fleet
 
     def answer(self, fleet: Fleet, order: Delivery, site: str, key: PrivateKey, body: bytes) -> None:
@@ -71,8 +76,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running,
 @pytest.fixture
 def both(running: tuple[Running, FlowerLink]) -> Iterator[tuple[Running, FlowerLink, dict[str, Fleet]]]:
     one, link = running
-    one.told.clear()
+    link._waiting.clear()
     fleets = {name: one.fleet(name) for name in "AB"}
+    for fleet in fleets.values():
+        while fleet.order(MOST):
+            pass  # left by the test before
+    one.told.clear()
     try:
         yield one, link, fleets
     finally:
@@ -130,9 +139,16 @@ def test_a_registered_site_cannot_answer_for_another(both: tuple[Running, Flower
     one, link, fleets = both
     link.send("A", b"for A", MOST)
     order = next_order(fleets["A"])
-    one.answer(fleets["B"], order, "A", one.keys["B"], b"from B, as A")
+
+    class Liar(Fleet):
+        _node = Node(node_id=fleets["B"].node)  # what Flower compares with its key
+
+    liar = Liar(one.address, one.server.authority, one.keys["B"])
+    liar.node = fleets["A"].node  # what stands in its answer
+    one.answer(liar, order, "A", one.keys["B"], b"from B, as A")
+    liar.close()
     until(lambda: list(link.receive(0.5)) or one.told)
-    assert any("A: an answer is refused" in text for text in one.told)
+    assert any("A: an answer is refused" in text for text in one.told), one.told
     again = next_order(fleets["A"])  # the order is sent again, since nobody has answered it
     one.answer(fleets["A"], again, "A", one.keys["A"], b"from A")
     assert list(link.receive(30)) == [("A", b"from A")]

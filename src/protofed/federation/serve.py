@@ -22,6 +22,9 @@ from protofed.federation.site_store import RUN
 from protofed.runs.store import disk, opening
 from protofed.runs.store.folder import RunFolder
 
+RESENDS = 600.0
+"""Seconds without an answer after which an order is sent again, in case Flower has lost one without a word."""
+
 
 def present(server: ServerFolder, without: Collection[str] = ()) -> ServerFolder:
     """The server's folder with the sites that take part. Refused if one has no key yet."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -108,7 +109,9 @@ class Control:
                 called(self._client.RegisterNode, request)
 
     def start_run(self) -> int:
-        data, _ = build_fab_from_files({"pyproject.toml": BUNDLE, "README.md": b"protofed\n"})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower itself calls
+            data, _ = build_fab_from_files({"pyproject.toml": BUNDLE, "README.md": b"protofed\n"})
         fab = Fab(hashlib.sha256(data).hexdigest(), data, {})
         request = StartRunRequest(fab=fab_to_proto(fab), federation=NOOP_FEDERATION_ID)
         run: int = called(self._client.StartRun, request).run_id
