@@ -63,13 +63,14 @@ def remote(
     assert isinstance(task, Task)
     central = Central(task.tests, task.public, task.model)
     sites = enrolled(link, 5.0)
+    blank = server_task(sites, central)
     description = described(config, run, sites, central, on_memory_lost)
     agree(link, description, sites, 5.0)
     runtime = Remote(link, description, sites.site_of, config.training.deadline, resend_after)
     pipeline, fine_tune = config.uploads.pipeline(), config.evaluation.fine_tune
     return Federation(
         config.method,
-        server_task(sites, central),
+        blank,
         config.training,
         runtime,
         uploads=pipeline,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from protofed.federation import codec
 from protofed.federation.codec import MAGIC, Undecodable, decoded, encoded
 from protofed.federation.messages import (
     Answer,
@@ -26,6 +27,7 @@ from protofed.federation.messages import (
 )
 from protofed.runtimes.base import Ticket
 
+MOST = 10**6
 NONCE = "0123456789abcdef" * 2
 VERSIONS = Versions(1, "0.2", "2.9")
 WORKS = (Work("ann", "", 0, 5, 8, 0, 2**62), Work("bob", "ab" * 32, 0, 5, 8, 1, 3))
@@ -34,7 +36,7 @@ ANSWER = Answer(NONCE, (Done("ann", b"upload", True), Done("eve", b"")), (Failed
 DESCRIPTION = Description("run", "[task]", VERSIONS, "c", (RosterEntry("ann", None), RosterEntry("b", "ink", True)))
 MESSAGES = [
     Question(NONCE),
-    Enrolment(NONCE, VERSIONS, "{}", ("ann",), (), {"fedavg": "e"}, Limits(("fedavg",), hours=3), 10),
+    Enrolment(NONCE, VERSIONS, "{}", ("ann",), (), {"fedavg": "e"}, Limits(("fedavg",), hours=3)),
     Proposal(NONCE, DESCRIPTION),
     Verdict(NONCE, "d", (("TOO_MANY_EPOCHS", "100"),)),
     ORDER,
@@ -75,6 +77,13 @@ def test_a_size_that_is_only_claimed_takes_no_memory() -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10**6
+
+
+def test_a_large_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(ORDER)
+    monkeypatch.setattr(codec, "MOST_HEADER", 50)
+    with pytest.raises(Undecodable, match="its header should have"):
+        decoded(data, MOST)
 
 
 def without(table: dict[str, Any], key: str) -> dict[str, Any]:

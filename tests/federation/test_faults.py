@@ -254,6 +254,24 @@ def test_one_site_cannot_answer_for_another(tmp_path: Path) -> None:
     assert {(f.client, f.reason) for f in state.failures} == {("ann", Reason.LATE), ("bob", Reason.LATE)}
 
 
+def test_a_site_that_is_gone_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    """Evaluations have no deadline of their own."""
+
+    class Leaving(Between):
+        num_idle = 0
+
+        def passed(self, site: str, data: bytes) -> list[bytes]:
+            return [] if site == "west" and self.orders[-1][1].ticket.phase == "evaluate" else [data]
+
+        def receive(self, timeout: float) -> Iterator[tuple[str, bytes]]:
+            self.num_idle += 1
+            assert self.num_idle < 200, "it waits without end"
+            yield from super().receive(timeout)
+
+    of = remote(Leaving(sites_of(tmp_path)), replace_deadline(config_of(DITTO), 0.5))
+    assert set(of.evaluated(of.advance(of.start()))) == {*EVERYONE} - {"eve"}
+
+
 # ---- at a site
 
 

@@ -15,14 +15,17 @@ from protofed import wire
 from protofed.engine.message import WireMessage
 from protofed.errors import BadInput
 from protofed.federation.codec import decoded, encoded
-from protofed.federation.enrolling import enrolled
+from protofed.federation.enrolling import Central, Enrolled, enrolled, server_task
 from protofed.federation.in_process import InProcess
 from protofed.federation.messages import Answer, Enrolment, Limits, Message, Order, Proposal, Refusal, Verdict
 from protofed.federation.plan import method_digests
 from protofed.federation.site import Site
+from protofed.federation.site_run import SiteRun
+from protofed.federation.site_store import SiteFolder
 from protofed.methods import METHODS
+from protofed.models.formats import NetworkByName, Outline
 from protofed.runtimes.base import Reason
-from protofed.testing.federations import assert_same
+from protofed.testing.federations import TASK, assert_same
 
 MOST = 10**9
 DITTO = METHODS["ditto"]()
@@ -148,6 +151,25 @@ def test_an_order_after_its_time_is_not_begun(north: tuple[Site, Order]) -> None
     answer = asked(site, fresh(order, seconds=-1.0))
     assert {one.reason for one in answer.failed} == {Reason.CLIENT_ERROR}
     assert "waits" in answer.failed[0].detail
+
+
+def test_an_error_that_nobody_foresaw_ends_no_site(north: tuple[Site, Order], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise TypeError("not foreseen")
+
+    site, order = north
+    monkeypatch.setattr(SiteRun, "done", broken)
+    answer = asked(site, fresh(order))
+    assert {(one.reason, one.detail) for one in answer.failed} == {(Reason.CLIENT_ERROR, "TypeError: not foreseen")}
+
+
+def test_an_experiment_that_cannot_be_built_here_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise TypeError("not foreseen")
+
+    monkeypatch.setattr(SiteRun, "of", broken)
+    with pytest.raises(BadInput, match="west: BAD_EXPERIMENT: TypeError: not foreseen"):
+        remote(InProcess(sites_of(tmp_path)), config_of(DITTO))
 
 
 @pytest.mark.parametrize("data", [b"", b"PFED", b"noise" * 100])
@@ -328,3 +350,50 @@ def test_a_site_that_does_not_answer_is_named(tmp_path: Path) -> None:
     link = InProcess({**sites_of(tmp_path), "east": Away()})
     with pytest.raises(BadInput, match="no answer of east"):
         enrolled(link, 0.1)
+
+
+def test_a_site_that_judged_another_experiment_is_named(tmp_path: Path) -> None:
+    class Confused(InProcess):
+        def receive(self, timeout: float) -> Iterator[tuple[str, bytes]]:
+            for site, data in super().receive(timeout):
+                message = decoded(data, MOST)
+                if site == "south" and isinstance(message, Verdict):
+                    message = replace(message, digest="0" * 64)
+                yield site, encoded(message)
+
+    with pytest.raises(BadInput, match="south: BAD_EXPERIMENT: it judged another"):
+        remote(Confused(sites_of(tmp_path)), config_of(DITTO))
+
+
+def with_network(sites: Enrolled, network: NetworkByName) -> Enrolled:
+    def changed(outline: Outline) -> Outline:
+        clients = {c: facts.model_copy(update={"network": network}) for c, facts in outline.clients.items()}
+        return outline.model_copy(update={"clients": clients})
+
+    return replace(sites, outlines={site: changed(outline) for site, outline in sites.outlines.items()})
+
+
+def test_a_network_that_the_server_cannot_build_is_refused(tmp_path: Path) -> None:
+    sites = enrolled(InProcess(sites_of(tmp_path)), 5.0)
+    without_model = Central(TASK.tests, TASK.public)
+    with pytest.raises(BadInput, match="of client ann is none"):
+        server_task(sites, without_model)
+    foreign = NetworkByName.model_validate({"name": "os:system", "settings": {}})
+    with pytest.raises(BadInput, match="none of protofed's"):
+        server_task(with_network(sites, foreign), without_model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"), [({"inputs": 2**40, "num_classes": 4}, "weights"), ({"inputs": "x"}, "cannot be built")]
+)
+def test_a_huge_or_impossible_network_is_refused(settings: dict[str, Any], why: str, tmp_path: Path) -> None:
+    sites = enrolled(InProcess(sites_of(tmp_path)), 5.0)
+    network = NetworkByName.model_validate({"name": "mlp", "settings": settings})
+    with pytest.raises(BadInput, match=why):
+        server_task(with_network(sites, network), Central(TASK.tests, TASK.public))
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/b", ".hidden", "a" * 101, "a b"])
+def test_no_name_of_a_run_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be called"):
+        SiteFolder(tmp_path).run(name)

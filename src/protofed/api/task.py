@@ -173,6 +173,15 @@ class Task:
         )
 
     @property
+    def has_tests(self) -> bool:
+        return bool(self.tests or self.local_tests)
+
+    @property
+    def tests_are_at_home(self) -> bool:
+        """Whether there are test sets, and only clients have them."""
+        return self.has_tests and not self.tests
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The names of the classes, or their numbers."""
         return self.class_names or tuple(map(str, range(self.num_classes)))

@@ -21,7 +21,7 @@ from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
 from protofed.engine.sampling import round_half_up, shuffled
 from protofed.engine.state import State, Traffic
-from protofed.engine.test_sets import client_tests, is_testable, pooled_tests, validation_tests
+from protofed.engine.test_sets import APART, client_tests, is_testable, pooled_tests
 from protofed.engine.training import Training
 from protofed.engine.upload_validation import Limits
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
@@ -122,7 +122,7 @@ class Federation:
 
     def _round(self, state: State, attempt: int, evaluates: bool) -> State:
         ids = self.sampled(state.round, attempt, state.strikes)
-        clients = RoundClients(self, state, ids, "round", evaluates and bool(self.task.tests))
+        clients = RoundClients(self, state, ids, "round", evaluates and self.task.has_tests)
         return replace(clients.after(self.method.round(state.server, clients)), round=state.round + 1)
 
     def _end(self, state: State, attempt: int) -> State:
@@ -280,9 +280,9 @@ class Federation:
 
     def test_sets(self, client: ClientId, kind: TestKind = "all") -> TestSets:
         """What a client's models are tested on."""
-        if kind == "validation":
-            return validation_tests(self.task, client)
-        if kind == "none" or not self.task.tests:
+        if kind in APART:
+            return APART[kind](self.task, client)
+        if kind == "none" or not self.task.has_tests:
             return TestSets()
         if kind == "domains":
             return self._domain_tests

@@ -1,7 +1,7 @@
 """What clients of a simulation are tested on: the test sets of all domains, and one that looks like the client's
 data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 
 import torch
@@ -39,15 +39,27 @@ def client_tests(task: Task, client: ClientId, seed: int, pooled: Data | None) -
     """All that a client's model is tested on, its own test set included."""
     sizes = {name: len(data) for name, data in task.tests.items()}
     site = task.site(client)
+    if site.test is None and not task.tests:
+        return TestSets()
     rows = local_rows(task, client, seed) if site.test is None else None
     counts = label_counts(site.train, task.num_classes).cpu()
     return TestSets(pooled, sizes, own_rows=rows, own=site.test, train_counts=counts)
+
+
+def home_tests(task: Task, client: ClientId) -> TestSets:
+    """The client's own test set, as that of a domain."""
+    own = task.local_tests[client]
+    return TestSets(own, {client: len(own)})
 
 
 def validation_tests(task: Task, client: ClientId) -> TestSets:
     """The examples by which a client's rounds are compared."""
     counts = label_counts(task.clients[client], task.num_classes).cpu()
     return TestSets(own=task.validation[client], train_counts=counts)
+
+
+APART: dict[str, Callable[[Task, ClientId], TestSets]] = {"validation": validation_tests, "home": home_tests}
+"""Kinds of test sets that are no part of `client_tests`."""
 
 
 def local_rows(task: Task, client: ClientId, seed: int) -> Tensor:
@@ -72,7 +84,7 @@ def local_rows(task: Task, client: ClientId, seed: int) -> Tensor:
 
 def is_testable(task: Task, client: ClientId) -> bool:
     """Whether there is a test set of its own for a client."""
-    return client in task.local_tests or any(_local_sizes(task, client))
+    return client in task.local_tests or (bool(task.tests) and any(_local_sizes(task, client)))
 
 
 def label_counts(data: Data, num_classes: int) -> Tensor:

@@ -3,9 +3,10 @@
 A method is judged by the model that its clients use (`Method.clients_use`). If that is the public model, the server
 tests it. If every client has its own, each client tests it where its data are, and a domain's score is the unweighted
 mean over the clients' models. What a client sees at home is the test set of its domain or, in a task without domains,
-its own test set.
+its own test set. Where only clients have test sets, each of them stands for a domain: clients test, and counts travel.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -27,6 +28,8 @@ from protofed.metrics.registry import DomainJudgement, PublicJudgement, RoundJud
 from protofed.one_run import only_run
 from protofed.runtimes.base import TestKind
 from protofed.seeds import derive_seed
+
+log = logging.getLogger(__name__)
 
 Scores = Mapping[str, float]
 """Metrics by name."""
@@ -73,7 +76,9 @@ def evaluate(
     personal, of_public = _means(list(clients.values())), dict[str, Outcomes]()
     if federation.method.public(state.server) is not None:
         of_public = public_outcomes(federation, state)
-    if federation.clients_use == "public model":
+    if federation.task.tests_are_at_home:
+        domains, everyone, confusion = _at_home(federation, state)
+    elif federation.clients_use == "public model":
         domains, everyone, confusion = _of_public_model(federation, state, of_public)
     else:
         domains, everyone, confusion = _of_own_models(federation, state)
@@ -81,7 +86,10 @@ def evaluate(
     new = {client: scores for client, scores in everyone.items() if client in federation.new_ids}
     readings = _readings(federation, state) if global_models else {}
     of_clients = _list(at_home) if federation.clients_use == "public model" else ()
-    public = measured("public", PublicJudgement(_confusions(federation, of_public), readings, of_clients))
+    seen = _confusions(federation, of_public)
+    if federation.task.tests_are_at_home and federation.clients_use == "public model":
+        seen = [*confusion.values()]
+    public = measured("public", PublicJudgement(seen, readings, of_clients))
     members = {domain: [c for c, home in federation.task.domain_of.items() if home == domain] for domain in domains}
     own_domains = {d: _means([at_home[c] for c in members[d] if c in at_home] or [domains[d]]) for d in domains}
     summary = measured("summary", RoundJudgement(domains, own_domains, _list(at_home), _list(new), public, personal))
@@ -129,7 +137,7 @@ def _readings(federation: Federation, state: State) -> dict[str, list[Counts]]:
 def own_scores(federation: Federation, own: Evaluation) -> dict[str, Scores]:
     """How one client's own model does on the test set of each domain."""
     return {
-        domain: measured("domain", DomainJudgement(confusion, None if area == NO_AREA else area))
+        domain: measured("domain", DomainJudgement(confusion, _meant(area)))
         for domain, confusion, area in zip(federation.task.tests, own.confusion.numpy(), own.area.tolist(), strict=True)
     }
 
@@ -174,6 +182,25 @@ def _of_own_models(
         }
         return domains, {c: own[domain_of[c]] for c, own in by_client.items() if c in domain_of}, seen
     return domains, {client: _numbers(own) for client, own in evaluations.items()}, {}
+
+
+def _at_home(
+    federation: Federation, state: State
+) -> tuple[dict[str, Scores], dict[ClientId, Scores], dict[ClientId, Counts]]:
+    """How the model does that each client uses, on its own test set. Nothing unless every client answers: rounds could
+    not be compared of which one lacks a client."""
+    ids = federation.testable
+    found = federation.evaluated(state, ids, "home")
+    if missing := [client for client in ids if client not in found]:  # guard: evaluations-at-home-are-whole
+        log.warning("not evaluated: no evaluation of %s", ", ".join(missing))
+        return {}, {}, {}
+    judgements = {c: DomainJudgement(own.confusion[0].numpy(), _meant(own.area[0].item())) for c, own in found.items()}
+    scores: dict[str, Scores] = {client: measured("domain", judged) for client, judged in judgements.items()}
+    return scores, scores, {client: judged.confusion for client, judged in judgements.items()}
+
+
+def _meant(area: float) -> float | None:
+    return None if area == NO_AREA else area
 
 
 def _confusions(federation: Federation, outcomes: Mapping[str, Outcomes]) -> list[Counts]:

@@ -111,8 +111,9 @@ def _header(data: bytes) -> dict[str, Any]:
 
 
 def _blobs(rest: memoryview, sizes: Sequence[Any]) -> list[bytes]:
-    if not all(type(size) is int and size >= 0 for size in sizes) or sum(sizes) != len(rest):
-        raise Undecodable(f"its blobs are not the {len(rest)} bytes after its header")  # guard: blob-sizes-fit
+    fit = all(type(size) is int and size >= 0 for size in sizes) and sum(sizes) == len(rest)
+    if not fit:  # guard: blob-sizes-fit
+        raise Undecodable(f"its blobs are not the {len(rest)} bytes after its header")
     found, begin = [], 0
     for size in sizes:
         found.append(bytes(rest[begin : begin + size]))

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -30,8 +31,8 @@ from protofed.federation.messages import (
     Verdict,
 )
 from protofed.federation.plan import config_text, digest_of_methods, method_digests, plan_of, versions
-from protofed.federation.site_data import blank_examples
-from protofed.models.formats import DTYPES, NetworkByName, Outline, preprocessing_of, read
+from protofed.federation.site_data import blank_examples, own_rows
+from protofed.models.formats import DTYPES, Client, NetworkByName, Outline, outline_of, preprocessing_of, read
 from protofed.nn.networks import Parts
 from protofed.runs.config.config import Config
 from protofed.tasks.models import Network, NetworkOfClient
@@ -42,8 +43,10 @@ MOST_BYTES = 16 * 2**20
 """Of an enrolment or a verdict."""
 ALIKE = ("name", "classes", "inputs", "tests", "public")
 """What the outlines of all sites must have alike."""
-MOST_EXAMPLES = 50_000_000
+MOST_EXAMPLES = 10_000_000
 """Of one client: for each the server keeps a number in memory for a moment."""
+MOST_WEIGHTS = 2_000_000_000
+"""Of a network that a site names."""
 
 M = TypeVar("M", Enrolment, Verdict)
 
@@ -59,6 +62,13 @@ class Enrolled:
     def site_of(self) -> dict[ClientId, str]:
         return {client: site for site, outline in self.outlines.items() for client in outline.clients}
 
+    @property
+    def clients(self) -> dict[ClientId, Client]:
+        """Of all sites, in canonical order."""
+        return dict(
+            sorted(((c, f) for one in self.outlines.values() for c, f in one.clients.items()), key=itemgetter(0))
+        )
+
 
 @dataclass(frozen=True)
 class Central:
@@ -68,12 +78,15 @@ class Central:
     """The test set of each domain."""
     public: Data | None = None
     model: Callable[[ClientId], Parts] | None = None
-    """Builds clients' networks, if they have no names by which the server could."""
+    """Builds clients' networks. Without it they are built by the names that sites give."""
+    outline: Outline | None = None
+    """What sites must say of their tasks too, but for their clients."""
 
     @classmethod
     def of(cls, task: Task) -> "Central":
-        """Test sets and public examples of a task that the server can build; clients' examples are left behind."""
-        return cls(task.tests, task.public)
+        """What the server keeps of a task that it can build; clients' examples are left behind."""
+        tests = {domain: own_rows(data) for domain, data in task.tests.items()}
+        return cls(tests, task.public and own_rows(task.public), task.model, outline_of(task))
 
 
 def enrolled(link: Link, seconds: float, speakers: Mapping[str, Collection[ClientId]] | None = None) -> Enrolled:
@@ -96,46 +109,43 @@ def enrolled(link: Link, seconds: float, speakers: Mapping[str, Collection[Clien
             owner[client] = site
             if not client.isprintable() or len(client) > 200 or facts.examples > MOST_EXAMPLES:
                 problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: {printable(client)!r}, {facts.examples} examples")
-    problems += _differences(outlines)
     if problems:
         raise BadInput("\n".join(problems))
     return Enrolled(answers, outlines)
 
 
-def _differences(outlines: Mapping[str, Outline]) -> list[str]:
-    """What sites must have alike and have not."""
-    first, *others = outlines
-    problems = []
-    for site in others:
-        here, there = outlines[site], outlines[first]
-        differ = [what for what in ALIKE if getattr(here, what) != getattr(there, what)]
-        if differ:  # guard: sites-have-one-task
-            problems.append(f"{site}: {Refusal.OTHER_TASK}: {', '.join(differ)} not as at {first}")
-    return problems
-
-
 def server_task(sites: Enrolled, central: Central) -> Task:
-    """The task as the server has it: clients with blank examples, as many as they enrolled."""
-    first = next(iter(sites.outlines.values()))
+    """The task as the server has it: clients with blank examples, as many as they enrolled. Raises BadInput if sites
+    differ in their tasks."""
+    one, outline = next(iter(sites.outlines.items()))
+    first, where = (central.outline, "at the server") if central.outline else (outline, f"at {one}")
+    problems = list[str]()
+    for site, own in sites.outlines.items():
+        differ = [what for what in ALIKE if getattr(own, what) != getattr(first, what)]
+        if differ:  # guard: sites-have-one-task
+            problems.append(f"{site}: {Refusal.OTHER_TASK}: {', '.join(differ)} not as {where}")
     if {name: len(data) for name, data in central.tests.items()} != dict(first.tests):
-        raise BadInput(f"{Refusal.OTHER_TASK}: the server's test sets are not those that the sites have")
-    clients = {client: facts for one in sites.outlines.values() for client, facts in one.clients.items()}
+        problems.append(f"{Refusal.OTHER_TASK}: the server's test sets are not those that the sites have")
+    if problems:
+        raise BadInput("\n".join(problems))
+    clients = sites.clients
     store = torch.zeros((1, *first.inputs.shape), dtype=DTYPES[first.inputs.stored_dtype])
-    of = {c: facts.domain for c, facts in clients.items() if facts.domain in central.tests}
-    one = blank_examples(store, 1)
+    blank, enrolments = blank_examples(store, 1), sites.enrolments.values()
+    domains = {client: facts.domain for client, facts in clients.items() if facts.domain in central.tests}
+    numbers = tuple(map(str, range(len(first.classes))))
     return Task(
         name=first.name,
-        clients={client: blank_examples(store, clients[client].examples) for client in sorted(clients)},
+        clients={client: blank_examples(store, facts.examples) for client, facts in clients.items()},
         tests=central.tests,
         num_classes=len(first.classes),
         model=central.model or _networks({client: facts.network for client, facts in clients.items()}),
-        domain_of={client: domain for client, domain in of.items() if domain is not None},
-        local_tests=dict.fromkeys((c for own in sites.enrolments.values() for c in own.own_tests if c in clients), one),
-        validation=dict.fromkeys((c for own in sites.enrolments.values() for c in own.validated if c in clients), one),
+        domain_of={client: domain for client, domain in domains.items() if domain is not None},
+        local_tests={client: blank for own in enrolments for client in own.own_tests if client in clients},
+        validation={client: blank for own in enrolments for client in own.validated if client in clients},
         transform=Transform(first.inputs.mean, first.inputs.std),
         public=central.public,
-        held_out=tuple(client for client in sorted(clients) if clients[client].is_held_out),
-        class_names=() if first.classes == tuple(map(str, range(len(first.classes)))) else first.classes,
+        held_out=tuple(client for client, facts in clients.items() if facts.is_held_out),
+        class_names=() if first.classes == numbers else first.classes,
         preprocessing=preprocessing_of(first.inputs.files),
         has_data=False,
     )
@@ -148,8 +158,19 @@ def _networks(written: Mapping[ClientId, NetworkByName | None]) -> Network | Net
         if one is None or one.is_own:  # guard: only-networks-of-ours
             raise BadInput(f"the network of client {client} is none of protofed's, so the server cannot build it")
         networks[client] = Network(one.name, one.settings)
+        if (size := _num_weights(networks[client])) > MOST_WEIGHTS:  # guard: networks-of-sites-bounded
+            raise BadInput(f"the network of client {client} has {size} weights; at most {MOST_WEIGHTS} are built")
     first, *others = networks.values()
     return NetworkOfClient(networks) if any(one != first for one in others) else first
+
+
+def _num_weights(network: Network) -> int:
+    """Without memory for any of them."""
+    try:
+        with torch.device("meta"):
+            return sum(leaf.numel() for part in network().values() for leaf in part.parameters())
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadInput(f"the network {network.name} cannot be built with the settings that a site gives") from error
 
 
 def described(
@@ -157,8 +178,7 @@ def described(
 ) -> Description:
     """The experiment as every site is told of it."""
     text = config_text(config)
-    clients = {client: facts for one in sites.outlines.values() for client, facts in one.clients.items()}
-    roster = tuple(RosterEntry(c, facts.domain, facts.is_held_out) for c, facts in sorted(clients.items()))
+    roster = tuple(RosterEntry(c, facts.domain, facts.is_held_out) for c, facts in sites.clients.items())
     digest = digest_of_methods(plan_of(text).methods)
     return Description(run, text, versions(), digest, roster, tuple(central.tests), on_memory_lost)
 

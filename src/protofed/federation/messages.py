@@ -105,8 +105,6 @@ class Enrolment:
     methods: dict[str, str]
     """The methods that it takes part in, and the SHA-256 of the code of each."""
     limits: Limits
-    free_bytes: int
-    """On its disk."""
 
 
 @dataclass(frozen=True)

@@ -202,8 +202,9 @@ class Remote:
     def _outcomes(self, sent: _Sent, answer: Answer) -> Iterator[Found]:
         everyone: list[Done | Failed] = [*answer.done, *answer.failed]
         entries = {one.client: one for one in everyone}
-        if len(entries) != len(everyone) or entries.keys() != sent.jobs.keys():
-            for client in sent.jobs:  # guard: answers-are-for-those-asked
+        are_those_asked = len(entries) == len(everyone) and entries.keys() == sent.jobs.keys()
+        if not are_those_asked:  # guard: answers-are-for-those-asked
+            for client in sent.jobs:
                 yield client, Failure(client, Reason.UNDECODABLE, "its site answered for other clients than were asked")
             return
         for client, entry in entries.items():

@@ -9,7 +9,7 @@ from protofed.federation.enrolling import Central, agree, described, enrolled, s
 from protofed.federation.interface import Link
 from protofed.federation.messages import OnMemoryLost
 from protofed.federation.runtime import Remote
-from protofed.runs.config.checks import check_sections
+from protofed.runs.config.checks import check_sections, check_task
 from protofed.runs.config.config import Config
 from protofed.runs.config.messages import refuse
 from protofed.runs.config.schema import Problem
@@ -40,6 +40,7 @@ def prepared(
         central = Central.of(config.task if isinstance(config.task, Task) else config.task.build())
     sites = enrolled(link, seconds, speakers)
     task = server_task(sites, central)
+    refuse([*check_task(config.evaluation, task)])
     description = described(config, run, sites, central, on_memory_lost)
     training = config.training
     runtime = Remote(link, description, sites.site_of, training.deadline, resend_after)

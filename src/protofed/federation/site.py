@@ -32,7 +32,7 @@ from protofed.federation.site_data import SiteData
 from protofed.federation.site_run import Refused, SiteRun
 from protofed.federation.site_store import SiteFolder
 from protofed.models.formats import outline_of
-from protofed.runs.store import disk, opening
+from protofed.runs.store import opening
 from protofed.runtimes.base import Reason
 
 
@@ -93,7 +93,6 @@ class Site:
             tuple(client for client in self.data.clients if client in task.validation),
             {name: digest for name, digest in method_digests().items() if not wanted or name in wanted},
             self.limits,
-            disk.free(self.folder),
         )
 
     def _verdict(self, proposal: Proposal) -> Verdict:
@@ -102,8 +101,8 @@ class Site:
         if not found:
             try:
                 self._run_of(proposal)
-            except BadInput as error:
-                found = [(Refusal.BAD_EXPERIMENT, str(error))]
+            except Exception as error:  # guard: no-proposal-ends-a-site
+                found = [(Refusal.BAD_EXPERIMENT, f"{type(error).__name__}: {error}")]
         if self.dry_run and not found:  # guard: dry-run-agrees-to-nothing
             found = [(Refusal.DRY_RUN, "this site only says what it would do, and would take part")]
         if not found:
@@ -139,6 +138,10 @@ class Site:
                 raise Refused(Refusal.TOO_MANY_BYTES, what)
         except Refused as refused:
             return encoded(_all_failed(order, Reason.REFUSED_BY_SITE, str(refused)))
+        except OSError:
+            raise
+        except Exception as error:  # guard: no-order-ends-a-site
+            return encoded(_all_failed(order, Reason.CLIENT_ERROR, f"{type(error).__name__}: {error}"))
         answers.put(f"{order.nonce}-{digest}", answer)
         return answer
 

@@ -33,7 +33,7 @@ class SiteData:
     @property
     def own_tests(self) -> tuple[ClientId, ...]:
         """Of its clients, those with a test set of their own, or one that can be drawn for them."""
-        return tuple(client for client in self.clients if self.task.tests and is_testable(self.task, client))
+        return tuple(client for client in self.clients if is_testable(self.task, client))
 
     @property
     def smallest_class(self) -> dict[ClientId, int]:
@@ -77,13 +77,14 @@ def own_part(task: Task, clients: Collection[ClientId]) -> Task:
 
 def package_data(settings: TaskSettings, clients: Iterable[ClientId]) -> SiteData:
     """A site's part of one of the package's tasks."""
-    wanted = {*clients}
-    return SiteData(_copied(own_part(settings.build(), wanted)), task_table(settings))
+    task = own_part(settings.build(), {*clients})
+    alone = {client: own_rows(data) for client, data in task.clients.items()}
+    return SiteData(replace(task, clients=alone), task_table(settings))
 
 
-def _copied(task: Task) -> Task:
-    """The task without the rows that its clients do not have: others' examples may lie in the same tensors."""
-    return replace(task, clients={c: Data.of(data.inputs(data.index), data.labels) for c, data in task.clients.items()})
+def own_rows(data: Data) -> Data:
+    """The examples without other rows of the store that they lie in."""
+    return data if len(data.x) == len(data) else Data.of(data.inputs(data.index), data.labels)
 
 
 def blank_examples(like: Tensor, count: int) -> Data:

@@ -101,14 +101,12 @@ class StateFiles:
         return receipt
 
     def load(self, client: ClientId, receipt: Receipt) -> Tree:
-        if not SHA256.fullmatch(receipt):  # guard: receipts-are-digests
-            raise StateLost(f"{one_line(receipt[:80])!r} names no state")
         try:
             data = self._files(client).read(receipt)
         except OSError as error:
             raise StateLost(f"its state {receipt[:12]} cannot be read: {opening.reason(error)}") from error
         if data is None:
-            raise StateLost(f"its state {receipt[:12]} is not here any more")
+            raise StateLost(f"its state {one_line(receipt[:12])} is not here any more")
         if hashlib.sha256(data).hexdigest() != receipt:  # guard: site-s-states-checked
             raise StateLost(f"its state {receipt[:12]} does not have its checksum")
         try:

@@ -229,7 +229,7 @@ class _Run:
         killed meanwhile, that was no client's failure: then the round does not count."""
         before, clock, federation, number = state, Clock(), self.federation, state.round + 1
         participants = len(federation.sampled(state.round, strikes=state.strikes))
-        is_last, has_tests = number == federation.training.rounds, bool(federation.task.tests)
+        is_last, has_tests = number == federation.training.rounds, federation.task.has_tests
         every, clients_every = self.experiment.evaluate_every, self.experiment.evaluate_clients_every
         judges_clients = has_tests and clients_every > 0 and (is_last or number % clients_every == 0)
         is_due = has_tests and (is_last or judges_clients or number % every == 0)

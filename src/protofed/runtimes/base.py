@@ -87,8 +87,9 @@ class Ticket:
     """The digest of what was asked for, names, types and shapes."""
 
 
-TestKind = Literal["none", "domains", "own", "all", "validation"]
-"""No test sets, those of the domains, the client's own, or both; or the client's validation examples."""
+TestKind = Literal["none", "domains", "own", "all", "validation", "home"]
+"""No test sets, those of the domains, the client's own, or both; or the client's validation examples; or its own test
+set as if it was that of a domain, so that counts travel."""
 
 NO_TICKET = Ticket("", 0, "", 0, "")
 

@@ -42,11 +42,11 @@ def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
 
 def check_task(evaluation: Any, task: Task) -> Iterator[Problem]:
     """What other sections need and the built task lacks."""
-    if evaluation.patience and not (task.validation and task.tests):
+    if evaluation.patience and not (task.validation and task.has_tests):
         what = f"the task {task.name} has no validation examples"
         fix = "set task.validation_fraction" if task.name == "custom" else "set it to 0"
         yield Problem(("evaluation", "patience"), f"{what}: {fix}")
-    if evaluation.clients and not task.tests:
+    if evaluation.clients and not task.has_tests:
         yield Problem(("evaluation", "clients"), f"the task {task.name} has no test sets: set it to 0")
     elif evaluation.clients:
         untested = [client for client in sorted(task.clients) if not is_testable(task, client)]
