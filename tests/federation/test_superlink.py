@@ -11,15 +11,18 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'protofed[flower]'")
 
+import contextlib
+
 import httpx
 from flwr.proto.node_pb2 import Node
 
 from federation.machines import free_port
 from protofed.federation import certificates, keys, kits, serve
 from protofed.federation.flower.control import Access, Control, Session
-from protofed.federation.flower.fleet import Delivery, Fleet, RunOver, Turned, Unreachable
+from protofed.federation.flower.fleet import Fleet
 from protofed.federation.flower.link import FlowerLink
-from protofed.federation.flower.records import PART, BadParcel
+from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
+from protofed.federation.flower.records import PART
 from protofed.federation.keys import PrivateKey
 from protofed.federation.signing import signed, verified
 
@@ -86,10 +89,8 @@ def both(running: tuple[Running, FlowerLink]) -> Iterator[tuple[Running, FlowerL
         yield one, link, fleets
     finally:
         for fleet in fleets.values():
-            try:
+            with contextlib.suppress(Turned):
                 fleet.deactivate()
-            except Turned:
-                pass
             fleet.close()
 
 
@@ -193,7 +194,7 @@ def test_a_site_that_was_started_anew_is_asked_again(both: tuple[Running, Flower
 
 
 def test_a_site_that_comes_later_is_asked_then(both: tuple[Running, FlowerLink, dict[str, Fleet]]) -> None:
-    one, link, fleets = both
+    _one, link, fleets = both
     fleets["A"].deactivate()
     link.send("A", b"do", MOST)
     assert list(link.receive(1.5)) == []

@@ -65,7 +65,8 @@ def run(folder: Folder) -> None:
     """Take part until Ctrl-C. One connection goes out, and nothing listens here."""
     import torch
 
-    from protofed.federation import policy
+    from protofed.federation import keys, policy
+    from protofed.federation.flower.fleet import Fleet
     from protofed.federation.site import Site
     from protofed.federation.site_process import SiteProcess, only_process
 
@@ -81,7 +82,14 @@ def run(folder: Folder) -> None:
         tell(f"site {settings.site.name}: {', '.join(data.clients)}")
         limits, dry_run = settings.policy.limits(), settings.policy.dry_run
         handler = Site(settings.state, data, limits, dry_run, settings.site.device)
-        process = SiteProcess(settings, handler, tell, lambda: bool(asked))
+        authority, private = keys.read_file(settings.authority), keys.read_private_key(settings.key)
+        process = SiteProcess(
+            settings,
+            handler,
+            lambda: Fleet(settings.site.server, authority, private),
+            tell,
+            lambda: bool(asked),
+        )
         for number in STOP_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, ask)

@@ -63,7 +63,7 @@ def read_public_key(path: Path) -> PublicKey:
 
 
 def fingerprint(key: PublicKey) -> str:
-    """A short name of a key, for two people to compare: the first 120 bits of its SHA-256, in groups of five letters."""
+    """A short name of a key, for two people to compare: the first 120 bits of its SHA-256, by five letters."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
     letters = digest.finalize().hex()[:30]

@@ -13,9 +13,9 @@ from pathlib import Path
 from protofed.errors import BadInput, RunFailed
 from protofed.federation import keys
 from protofed.federation.addresses import EVERYWHERE, host_and_port
-from protofed.federation.flower.control import Access, Control, SiteNode
-from protofed.federation.flower.fleet import RunOver, Turned, Unreachable
+from protofed.federation.flower.control import Access, Control, Session
 from protofed.federation.flower.link import FlowerLink
+from protofed.federation.flower.outcomes import RunOver, SiteNode, Turned, Unreachable
 from protofed.federation.flower.superlink import STARTS, SuperLinkProcess
 from protofed.federation.kits import ServerFolder
 from protofed.federation.site_store import RUN
@@ -53,7 +53,8 @@ def served(server: ServerFolder, tell: Callable[[str], None]) -> Iterator[Flower
         key = keys.read_private_key(server.path / "signing.key")
         try:
             _await_superlink(access, server, keep_alive)
-            link = FlowerLink(access, server.settings.federation, key, server.keys, keep_alive, tell)
+            federation, sites = server.settings.federation, server.keys
+            link = FlowerLink(lambda: Session(access, sites), federation, key, sites, keep_alive, tell)
             try:
                 yield link
             finally:

@@ -4,20 +4,20 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from protofed.errors import BadInput
 from protofed.federation import keys
 from protofed.federation.codec import Undecodable, decoded, encoded
-from protofed.federation.flower.fleet import Delivery, Fleet, RunOver, Turned, Unreachable
-from protofed.federation.flower.records import BadParcel
+from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
 from protofed.federation.interface import Handler
 from protofed.federation.messages import Answer, Failed, Order
 from protofed.federation.policy import SiteSettings
 from protofed.federation.processes import OutOfTime, Worker, WorkerDied
-from protofed.federation.signing import BadSignature, Seen, signed, verified
+from protofed.federation.signing import BadSignature, Seen, Signed, signed, verified
 from protofed.printable import one_line
 from protofed.runtimes.base import Reason
 
@@ -31,6 +31,19 @@ LONGEST_PAUSE = 15.0
 MOST_REFUSALS_LOGGED = 10_000
 
 
+class Fleet(Protocol):
+    """The connection to the SuperLink. `flower.fleet.Fleet` is one."""
+
+    node: int
+
+    def activate(self, before: int) -> None: ...
+    def deactivate(self) -> None: ...
+    def beat(self) -> None: ...
+    def order(self, most_bytes: int) -> Delivery | None: ...
+    def answer(self, delivery: Delivery, message: Signed) -> None: ...
+    def close(self) -> None: ...
+
+
 class Stopped(Exception):
     """The site was asked to stop."""
 
@@ -41,11 +54,9 @@ def only_process(folder: Path) -> Iterator[None]:
     keys.private_folder(folder)
     handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # guard: federation-no-twin
     except BlockingIOError:
-        raise BadInput(
-            f"another process works in {folder}: a site is one process"
-        ) from None  # guard: federation-no-twin
+        raise BadInput(f"another process works in {folder}: a site is one process") from None
     else:
         yield
     finally:
@@ -56,6 +67,7 @@ def only_process(folder: Path) -> Iterator[None]:
 class SiteProcess:
     settings: SiteSettings
     handler: Handler
+    connect: Callable[[], Fleet]
     tell: Callable[[str], None]
     should_stop: Callable[[], bool] = lambda: False
     _said: str = field(default="", init=False)
@@ -64,7 +76,6 @@ class SiteProcess:
     def __post_init__(self) -> None:
         self._key = keys.read_private_key(self.settings.key)
         self._server = keys.read_public_key(self.settings.server_key)
-        self._authority = keys.read_file(self.settings.authority)
         self._seen = Seen(self.settings.state / "orders.seen")
         self._worker = Worker(self.handler.handle, self._beat)
         self._fleet: Fleet | None = None
@@ -78,6 +89,8 @@ class SiteProcess:
                     self._take_part()
                 except (Unreachable, Turned) as error:
                     self._say(self._words(error))
+                    if isinstance(error, Turned):
+                        self._disconnect()  # what this process knew of its node may be wrong
                     pause = min(pause * 2, LONGEST_PAUSE)
                     self._sleep(pause)
         except Stopped:
@@ -109,7 +122,7 @@ class SiteProcess:
     def _connected(self) -> Fleet:
         """The connection: a new one for a new process; else the one that there was, whose node is still the same."""
         if self._fleet is None:
-            fleet = Fleet(self.settings.site.server, self._authority, self._key)
+            fleet = self.connect()
             try:
                 fleet.activate(self._last_node())
             except BaseException:
@@ -208,12 +221,15 @@ class SiteProcess:
         beside.write_text(str(node), encoding="ascii")
         os.replace(beside, self.settings.state / "node")
 
+    def _disconnect(self) -> None:
+        if self._fleet is not None:
+            self._fleet.close()
+            self._fleet = None
+
     def _leave(self) -> None:
         if self._fleet is not None:
-            try:
+            with suppress(Unreachable, Turned, RunOver):
                 self._fleet.deactivate()
-            except (Unreachable, Turned, RunOver):
-                pass
             self._fleet.close()
 
     def _words(self, error: Exception) -> str:

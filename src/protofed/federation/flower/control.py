@@ -28,8 +28,9 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from protofed.federation.flower.fleet import RunOver, Turned, Unreachable, called
-from protofed.federation.flower.records import SERVER_NODE, BadParcel, Outgoing, fetched, opened
+from protofed.federation.flower.fleet import called
+from protofed.federation.flower.outcomes import BadParcel, RunOver, SiteNode, Turned, Unreachable
+from protofed.federation.flower.records import SERVER_NODE, Outgoing, fetched, opened
 from protofed.federation.keys import PublicKey, public_text
 from protofed.federation.signing import Signed
 
@@ -77,15 +78,6 @@ class _Token:
             context.request.headers[TOKEN_HEADER] = self._token
         response: httpx.Response = call_next(context)
         return response
-
-
-class SiteNode(NamedTuple):
-    """A site as the SuperLink sees it."""
-
-    id: int
-    is_online: bool
-    since: str
-    """When it came the last time."""
 
 
 class Control:

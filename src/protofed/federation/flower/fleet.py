@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from flwr.proto.fleet_pb2 import (
@@ -18,34 +18,13 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from protofed.federation.flower.outcomes import Delivery, RunOver, Turned, Unreachable
 from protofed.federation.flower.records import SERVER_NODE, Outgoing, fetched, opened
 from protofed.federation.keys import PrivateKey, public_text
 from protofed.federation.signing import Signed
 
 HEARTBEAT = 10.0
 """Seconds. The SuperLink counts a site as gone after two that it misses."""
-
-
-class Unreachable(Exception):
-    """The SuperLink is not there now. It may come back."""
-
-
-class Turned(Exception):
-    """The SuperLink is there and does not let this site in."""
-
-
-class RunOver(Exception):
-    """The run of a message has ended: nobody waits for what belongs to it."""
-
-
-class Delivery(NamedTuple):
-    """An order as it came, before anything of it is believed."""
-
-    run: int
-    id: str
-    message: Signed
-    end: float
-    """Until when the SuperLink keeps it, in seconds since 1970. It takes no answer that is to be kept for longer."""
 
 
 class Fleet:

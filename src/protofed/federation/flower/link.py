@@ -5,9 +5,9 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from protofed.federation.flower.control import Access, Session, SiteNode
-from protofed.federation.flower.fleet import RunOver, Turned, Unreachable
+from protofed.federation.flower.outcomes import RunOver, SiteNode, Turned, Unreachable
 from protofed.federation.keys import PrivateKey, PublicKey
 from protofed.federation.signing import BadSignature, Signed, new_nonce, signed, verified
 from protofed.printable import one_line
@@ -28,6 +28,19 @@ MOST_WAITING = 4
 """Messages to one site that may still be answered. What is older is given up: nobody waits for it."""
 
 
+class Session(Protocol):
+    """A run at the SuperLink. `control.Session` is one."""
+
+    run: int
+
+    @property
+    def is_over(self) -> bool: ...
+    def nodes(self) -> dict[str, SiteNode]: ...
+    def send(self, node: int, message: Signed) -> str: ...
+    def answers(self, sent: Mapping[str, int]) -> Iterator[tuple[str, Signed | str]]: ...
+    def close(self) -> None: ...
+
+
 @dataclass
 class _Sent:
     site: str
@@ -45,14 +58,14 @@ class FlowerLink:
 
     def __init__(
         self,
-        access: Access,
+        begin: Callable[[], Session],
         federation: str,
         key: PrivateKey,
         sites: Mapping[str, PublicKey],
         keep_alive: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = log.warning,
     ) -> None:
-        self._access, self._federation, self._key, self._sites = access, federation, key, dict(sites)
+        self._begin, self._federation, self._key, self._sites = begin, federation, key, dict(sites)
         self._keep_alive, self._tell = keep_alive, tell
         self._session: Session | None = None
         self._waiting: dict[str, _Sent] = {}
@@ -171,7 +184,7 @@ class FlowerLink:
                 self._tell("the SuperLink has ended the run: another one begins there, with what is still open")
                 self._forget_session()
             if self._session is None:
-                self._session = Session(self._access, self._sites)
+                self._session = self._begin()
             action(self._session)
             self._told = ""
         except (Unreachable, Turned, RunOver) as error:

@@ -16,6 +16,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
+from protofed.federation.flower.outcomes import BadParcel
 from protofed.federation.signing import Signed
 
 PART = 4 * 2**20
@@ -32,10 +33,6 @@ ROOM = 64 * 1024
 """Bytes of a message beside its content."""
 SERVER_NODE = 1
 """The number that Flower gives to the server."""
-
-
-class BadParcel(ValueError):
-    """What came is none of our messages."""
 
 
 class Outgoing:

@@ -1,8 +1,8 @@
 """A SuperLink that the server starts itself, in a process of its own, closed to all but sites.
 
-Flower's SuperLink has one port for everything, and no password for those who start runs and register nodes. So in front
-of it stands a gate: sites reach the Fleet API, where each request is signed with their key. For the rest one must know a
-token that lies in the server's folder.
+Flower's SuperLink has one port for everything, and no password for those who start runs and register nodes. So a gate
+stands in front of it: sites reach the Fleet API, where each request is signed with their key. For the rest one must
+know a token that lies in the server's folder.
 """
 
 import argparse
