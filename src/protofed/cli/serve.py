@@ -41,6 +41,7 @@ def serve(
     from protofed.cli.results import show_results
     from protofed.federation import kits
     from protofed.federation import serve as serving
+    from protofed.federation.messages import OnMemoryLost
     from protofed.federation.server import prepared
     from protofed.reports import progress
     from protofed.runs.config import config as configuration
@@ -66,6 +67,7 @@ def serve(
             tell(f"waiting for {', '.join(link.sites())}")
             name = serving.run_name(folder, resume)
             memory = "start afresh" if start_afresh else "leave out"
+            memory: OnMemoryLost = "start afresh" if start_afresh else "leave out"
             ready = prepared(link, config, name, seconds=wait, on_memory_lost=memory, speakers=serving.speakers(server))
             serving.note(server, folder, config.training.rounds)
             tell("all sites take part")

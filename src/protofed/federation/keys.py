@@ -87,7 +87,7 @@ def read_private(path: Path) -> bytes:
             f"{path}: others can open this file (mode {stat.S_IMODE(facts.st_mode):04o}). If they could not have done "
             f"so yet: chmod 600 {path}. Otherwise make a new key"
         )
-    if facts.st_uid != os.geteuid():  # guard: private-files-of-this-user
+    if facts.st_uid != os.geteuid():
         raise BadInput(f"{path}: belongs to another user")
     return data
 

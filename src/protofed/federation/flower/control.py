@@ -226,7 +226,7 @@ def _claimed(access: Access, run: int) -> str:
                 raise Unreachable("the SuperLink gave the run to somebody else")
             if found.task.run_id == run:
                 return str(found.token)
-            _refuse(access, found.token)  # guard: federation-strangers-runs-ended
+            _refuse(access, found.token)
     finally:
         client.close()
 
@@ -245,5 +245,5 @@ def _refuse(access: Access, token: str) -> None:
 def _sites(nodes: Sequence[Any], names: Mapping[str, str]) -> Iterator[tuple[str, SiteNode]]:
     for node in nodes:
         site = names.get(bytes(node.public_key).decode("ascii", "replace").strip())
-        if site is not None and node.status != "unregistered":  # guard: federation-nodes-by-key
+        if site is not None and node.status != "unregistered":
             yield site, SiteNode(node.node_id, node.status == "online", node.last_activated_at)

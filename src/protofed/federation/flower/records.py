@@ -69,7 +69,7 @@ def fetched(tree: ObjectTree, pull: Callable[[str], PullObjectResponse], most_by
     for name in dict.fromkeys(one.object_id for one in iterate_object_tree(tree)):
         contents[name] = _fetched(name, pull)
         room -= len(contents[name])
-        if room < 0:  # guard: federation-answers-bounded
+        if room < 0:
             raise BadParcel(f"it is larger than {most_bytes} bytes")
     return contents
 
