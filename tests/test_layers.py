@@ -259,13 +259,16 @@ def test_a_run_loads_no_slow_library_that_few_runs_need() -> None:
 
 
 COMMANDS = (
-    *("run", "show", "compare", "report", "watch", "list", "analyse", "export", "predict", "evaluate", "demo"),
-    *("methods", "tasks", "data"),
+    *("run", "show", "serve", "compare", "report", "watch", "list", "analyse", "export", "predict", "evaluate", "demo"),
+    *("methods", "tasks", "data", "federation", "site"),
 )
+GROUPS = ("data", "federation", "site")
 QUICK = [
     *(["--help"], ["--version"], ["methods"], ["methods", "--tag", "core", "--json"], ["tasks"], ["tasks", "--json"]),
     *([name, "--help"] for name in COMMANDS),
     ["data", "inspect", "--help"],
+    *(["federation", name, "--help"] for name in ("init", "enrol", "renew", "status")),
+    *(["site", name, "--help"] for name in ("key", "check", "run")),
 ]
 
 
@@ -279,7 +282,7 @@ def test_help_and_lists_do_not_wait_for_torch(words: list[str]) -> None:
 def test_every_command_is_among_those() -> None:
     shown = {words[0] for words in QUICK if words[-1] == "--help"} - {"--help"}
     commands = [command for command in app.registered_commands if command.callback]
-    assert shown == {*(one.name or one.callback.__name__ for one in commands if one.callback), "data"}
+    assert shown == {*(one.name or one.callback.__name__ for one in commands if one.callback), *GROUPS}
 
 
 SHARED_BY_METHODS = {"families", "_shared"}

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.logging import RichHandler
 
-from protofed.cli import data
+from protofed.cli import data, federation, site
 from protofed.cli.analyse import analyse
 from protofed.cli.compare import compare, demo
 from protofed.cli.console import CannotPrint, err
@@ -22,6 +22,7 @@ from protofed.cli.methods import methods
 from protofed.cli.predict import evaluate, predict
 from protofed.cli.report import report
 from protofed.cli.run import run, show
+from protofed.cli.serve import serve
 from protofed.cli.signals import SIGNALLED
 from protofed.cli.tasks import tasks
 from protofed.cli.watch import watch
@@ -37,10 +38,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, show, compare, report, watch, analyse, export, predict, evaluate, demo, methods, tasks):
+for command in (run, show, serve, compare, report, watch, analyse, export, predict, evaluate, demo, methods, tasks):
     app.command()(command)
 app.command("list")(list_)
 app.add_typer(data.app, name="data")
+app.add_typer(federation.app, name="federation")
+app.add_typer(site.app, name="site")
 
 
 def _print_version(is_wanted: bool) -> None:

@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeVar
@@ -97,8 +97,9 @@ class Central:
         return cls(tests, task.public and own_rows(task.public), task.model, outline_of(task))
 
 
-def enrolled(link: Link, seconds: float) -> Enrolled:
-    """Asks every site of a link what it enrols. Raises BadInput with all that is wrong, by site."""
+def enrolled(link: Link, seconds: float, speakers: Mapping[str, Collection[ClientId]] | None = None) -> Enrolled:
+    """Asks every site of a link what it enrols. Raises BadInput with all that is wrong, by site. `speakers` has, for
+    some sites, the only clients that they may speak for."""
     answers = _asked(link, Question, Enrolment, seconds)
     problems, outlines, owner = list[str](), dict[str, Outline](), dict[ClientId, str]()
     for site, enrolment in answers.items():
@@ -111,6 +112,8 @@ def enrolled(link: Link, seconds: float) -> Enrolled:
         for client, facts in outline.clients.items():
             if client in owner:  # guard: a-client-has-one-site
                 problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: {client!r} is a client of {owner[client]} too")
+            if speakers and client not in speakers.get(site, (client,)):  # guard: sites-speak-for-enrolled-clients
+                problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: its key may not speak for {printable(client)!r}")
             owner[client] = site
             if not client.isprintable() or len(client) > 200 or facts.examples > MOST_EXAMPLES:
                 problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: {printable(client)!r}, {facts.examples} examples")

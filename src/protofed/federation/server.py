@@ -1,9 +1,9 @@
 """A run whose clients are at sites, ready to be done by `protofed.runs.runner.execute`."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from math import inf
 
-from protofed.api.task import Task
+from protofed.api.task import ClientId, Task
 from protofed.engine.federation import Federation
 from protofed.federation.enrolling import Central, agree, described, enrolled, server_task
 from protofed.federation.interface import Link
@@ -25,18 +25,20 @@ def prepared(
     resend_after: float = inf,
     on_memory_lost: OnMemoryLost = "leave out",
     central: Central | None = None,
+    speakers: Mapping[str, Collection[ClientId]] | None = None,
 ) -> Experiment:
     """Has all sites of a link take part in an experiment. Raises BadInput with every refusal, by site.
 
     `run` names the run for as long as it goes on: sites keep what clients remember below it, so a run that is resumed
     needs the name that it had. `seconds` is how long sites may take to say that they take part. After `resend_after`
     seconds without an answer an order is sent again. `central` is what the server has of the task; without it, the task
-    is built for its test sets and public examples.
+    is built for its test sets and public examples. `speakers` has, for some sites, the only clients that they may speak
+    for.
     """
     refuse([*check_sections(vars(config)), *check_remote(config)])
     if central is None:
         central = Central.of(config.task if isinstance(config.task, Task) else config.task.build())
-    sites = enrolled(link, seconds)
+    sites = enrolled(link, seconds, speakers)
     task = server_task(sites, central)
     refuse([*check_task(config.evaluation, task)])
     description = described(config, run, sites, central, on_memory_lost)

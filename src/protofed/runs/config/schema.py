@@ -137,6 +137,8 @@ def _is_not_whole(given: Any, read: Any) -> bool:
 
 
 def _without(cls: type[T], values: Mapping[str, Any], where: str, wrong: set[str]) -> T | None:
+    if not wrong & values.keys():
+        return None  # a key without a default is missing: no other key can be left out for it
     try:
         return filled(cls, {word: value for word, value in values.items() if word not in wrong}, where)
     except Problems:

@@ -1,0 +1,144 @@
+"""A site's end: one connection that goes out to the SuperLink's Fleet API, with the site's key. Nothing listens here."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from protofed.federation.flower.outcomes import Delivery, RunOver, Turned, Unreachable
+from protofed.federation.flower.records import SERVER_NODE, Outgoing, fetched, opened
+from protofed.federation.keys import PrivateKey, public_text
+from protofed.federation.signing import Signed
+
+HEARTBEAT = 10.0
+"""Seconds. The SuperLink counts a site as gone after two that it misses."""
+
+
+class Fleet:
+    """The connection of one site. Not for several threads."""
+
+    def __init__(self, address: str, authority: bytes, key: PrivateKey, clock: Callable[[], float] = time.monotonic):
+        interceptors = [
+            RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+            NodeAuthHttpInterceptor(key, key.public_key()),
+        ]
+        self._client = FleetHttpClient.from_server_address(address, False, authority, interceptors)
+        self._public = public_text(key.public_key()).encode()
+        self._clock = clock
+        self._beaten = 0.0
+        self.node = 0
+
+    def activate(self, before: int) -> None:
+        """Says that the site is there. The process that was here before may have been killed: it is signed off, or the
+        SuperLink would refuse this one for as long as it believes in the other."""
+        if before:
+            try:
+                self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=before))
+            except Turned:
+                pass  # the SuperLink knows that it is gone
+        request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
+        self.node = self._call(self._client.ActivateNode, request).node_id
+        self._beaten = self._clock()
+
+    def deactivate(self) -> None:
+        if self.node:
+            self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=self.node))
+            self.node = 0
+
+    def beat(self) -> None:
+        """Says from time to time that the site is still there."""
+        if self._clock() - self._beaten < HEARTBEAT * 0.7:
+            return
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT)
+        if not self._call(self._client.SendNodeHeartbeat, request).success:
+            raise Turned("the SuperLink does not know this site any more")
+        self._beaten = self._clock()
+
+    def order(self, most_bytes: int) -> Delivery | None:
+        """The next order, if there is one."""
+        response = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
+        if not response.messages_list:
+            return None
+        metadata, tree = response.messages_list[0].metadata, response.message_object_trees[0]
+        run, name = metadata.run_id, metadata.message_id
+
+        def pull(one: str) -> Any:
+            self.beat()
+            return self._call(self._client.PullObject, PullObjectRequest(node=self._node, run_id=run, object_id=one))
+
+        contents: Mapping[str, bytes] = fetched(tree, pull, most_bytes)
+        received = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
+        self._call(self._client.ConfirmMessageReceived, received)
+        return Delivery(run, name, opened(name, contents), metadata.created_at + metadata.ttl)
+
+    def answer(self, delivery: Delivery, message: Signed) -> None:
+        keep = delivery.end - time.time() - 1
+        outgoing = Outgoing(message, delivery.run, self.node, SERVER_NODE, delivery.id, keep)
+        response = self._call(
+            self._client.PushMessages,
+            PushMessagesRequest(
+                node=self._node,
+                messages_list=[outgoing.announcement],
+                message_object_trees=[outgoing.tree],
+                clientapp_runtime_list=[0.0],
+            ),
+        )
+        for name in dict.fromkeys(response.objects_to_push):
+            self.beat()
+            request = PushObjectRequest(
+                node=self._node,
+                run_id=delivery.run,
+                object_id=name,
+                object_content=outgoing.objects[name],
+                session_id=response.session_id,
+            )
+            if not self._call(self._client.PushObject, request).stored:
+                raise Unreachable("the SuperLink took too long to take the answer")
+
+    def close(self) -> None:
+        self._client.close()
+
+    @property
+    def _node(self) -> Node:
+        return Node(node_id=self.node)
+
+    @staticmethod
+    def _call(function: Callable[[Any], Any], request: Any) -> Any:
+        return called(function, request)
+
+
+def called(function: Callable[[Any], Any], request: Any) -> Any:
+    """What a call of the SuperLink gives. Its many errors become three."""
+    try:
+        return function(request)
+    except httpx.HTTPStatusError as error:
+        code = error.response.status_code
+        if code == httpx.codes.FORBIDDEN:
+            raise RunOver(_said(error.response)) from error
+        if code in (httpx.codes.BAD_GATEWAY, httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.GATEWAY_TIMEOUT):
+            raise Unreachable(f"it says {code}") from error
+        raise Turned(_said(error.response)) from error
+    except httpx.TransportError as error:
+        reason = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in reason:
+            raise Turned(f"its certificate is not good: {reason}") from error
+        raise Unreachable(reason) from error
+    except httpx.HTTPError as error:
+        raise Unreachable(f"{type(error).__name__}: {error}") from error
+
+
+def _said(response: httpx.Response) -> str:
+    return f"{response.status_code} {response.text[:200]}"

@@ -1,0 +1,157 @@
+"""A federation of real processes on the loopback address, by the commands that people use. All of them end with this
+process, also when it is killed."""
+
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from protofed.cli.app import app
+
+SOURCE = Path(__file__).parent.parent.parent / "src"
+KILL_ME_WITH_MY_PARENT = 1  # PR_SET_PDEATHSIG
+CLIENTS = {"A": ["pen-3"], "B": ["ink-1"], "C": ["print-2"]}
+EXPERIMENT = """
+[task]
+name = "minidigits"
+[method]
+name = "{method}"
+[training]
+rounds = {rounds}
+epochs = 1
+batch_size = 32
+deadline = 120.0
+on_divergence = "skip"
+[evaluation]
+every = {rounds}
+"""
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(KILL_ME_WITH_MY_PARENT, signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+class Machines:
+    """A server and its sites."""
+
+    def __init__(self, folder: Path, clients: Mapping[str, Sequence[str]] = CLIENTS) -> None:
+        self.folder, self.clients = folder, clients
+        self.federation, self.results = folder / "fed", folder / "results"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self._starts = 0
+
+    def set_up(self) -> "Machines":
+        names = ",".join(self.clients)
+        self.done("federation", "init", self.federation, "--sites", names, "--address", f"127.0.0.1:{free_port()}")
+        for site, own in self.clients.items():
+            kit = self.kit(site)
+            kit.chmod(0o700)
+            text = (kit / "site.toml").read_text()
+            text = re.sub("^clients = .*", f"clients = {list(own)}".replace("'", '"'), text, flags=re.MULTILINE)
+            (kit / "site.toml").write_text(text.replace("min_class_count = 5", "min_class_count = 1"))
+            self.done("site", "key", kit)
+            self.done("federation", "enrol", self.federation, site, kit / f"{site}.pub", "--clients", ",".join(own))
+        return self
+
+    def kit(self, site: str) -> Path:
+        return self.federation / "kits" / site
+
+    def experiment(self, method: str, rounds: int) -> Path:
+        path = self.folder / f"{method}.toml"
+        path.write_text(EXPERIMENT.format(method=method, rounds=rounds))
+        return path
+
+    def done(self, *words: object, code: int = 0) -> str:
+        """The output of a command that ends by itself. It is done in this process, which is quicker."""
+        ended = CliRunner().invoke(app, [*map(str, words)])
+        assert ended.exit_code == code, ended.output + repr(ended.exception)
+        return ended.output
+
+    def site(self, name: str) -> subprocess.Popen[bytes]:
+        return self._start(name, "site", "run", self.kit(name))
+
+    def sites(self) -> None:
+        for name in self.clients:
+            self.site(name)
+
+    def serve(self, experiment: Path, *words: object) -> subprocess.Popen[bytes]:
+        options = ("--federation", self.federation, "--folder", self.results / "run", *words)
+        return self._start("serve", "serve", experiment, *options)
+
+    def text(self, name: str) -> str:
+        """What the processes of this name have said, all of them so far."""
+        paths = sorted(self.folder.glob(f"{name}.*.out"))
+        return "".join(path.read_text(errors="replace") for path in paths)
+
+    def wait_for(self, name: str, words: str, seconds: float = 120) -> None:
+        end = time.monotonic() + seconds
+        while not re.search(words, self.text(name)):
+            process = self.running.get(name)
+            is_over = process is not None and process.poll() is not None and not re.search(words, self.text(name))
+            if is_over or time.monotonic() > end:
+                raise AssertionError(f"{name} did not say {words!r}:\n{self.everything()}")
+            time.sleep(0.05)
+
+    def ended(self, name: str, seconds: float = 180) -> int:
+        try:
+            return self.running[name].wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(self.everything()) from None
+
+    def superlink(self) -> int:
+        """The number of the SuperLink's process."""
+        parent = self.running["serve"].pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        (found,) = [int(pid) for pid in children if b"superlink" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return found
+
+    def kill(self, name: str) -> None:
+        self.running[name].kill()
+        self.running[name].wait()
+
+    def close(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def everything(self) -> str:
+        texts = [f"== {name}\n{self.text(name)}" for name in self.running]
+        log = self.federation / "server" / "superlink.log"
+        return "\n".join([*texts, f"== superlink\n{log.read_text(errors='replace')[-4000:] if log.exists() else ''}"])
+
+    @property
+    def _env(self) -> dict[str, str]:
+        keep = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "LANG") if name in os.environ}
+        return {**keep, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    @staticmethod
+    def _command(words: Sequence[object]) -> list[str]:
+        return [sys.executable, "-m", "protofed.cli.start", *map(str, words)]
+
+    def _start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        self._starts += 1
+        with open(self.folder / f"{name}.{self._starts:03d}.out", "wb") as output:
+            self.running[name] = subprocess.Popen(
+                self._command(words),
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=_end_with_parent,
+            )
+        return self.running[name]
