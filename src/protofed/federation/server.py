@@ -49,7 +49,7 @@ def prepared(
         task,
         training,
         runtime,
-        uploads=config.uploads.pipeline(),
+        uploads=config.pipeline,
         fine_tune=config.evaluation.fine_tune,
         name=run,
     )
@@ -79,6 +79,9 @@ def check_remote(config: Config) -> Iterator[Problem]:
     if training.on_divergence == "stop":  # guard: remote-runs-go-on
         what = 'is "stop", so any one site could end the run: take "skip" or "retry_half_lr"'
         yield Problem(("training", "on_divergence"), what)
+    if config.secure.sums:  # guard: remote-runs-without-secure-sums
+        what = "is for runs in one process so far: sites do not exchange keys with each other yet. Set it to false"
+        yield Problem(("secure", "sums"), what)
     if config.evaluation.global_models:
         what = "reads what clients keep, which stays at their sites: leave it out"
         yield Problem(("evaluation", "global_models"), what)
