@@ -33,7 +33,7 @@ from annotated_types import Interval
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Method, NonNegative, Positive, Uploads
+from protofed.api.method import NonNegative, Positive
 from protofed.api.requests import Objective
 from protofed.api.roles import Count, Prototype
 from protofed.api.roles import Weights as WeightsRole
@@ -41,12 +41,12 @@ from protofed.api.task import ClientId
 from protofed.api.views import Points
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import own_statistics
-from protofed.methods.families import Averages
+from protofed.methods.families import Averages, Summands, SumMethod, Totals
 from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.seeds import generator
-from protofed.tree import Mean, Nothing, Params, record
+from protofed.tree import Nothing, Params, record
 
 
 @record
@@ -80,7 +80,7 @@ class Upload:
 
 
 @dataclass(frozen=True)
-class FedHKD(Averages, Method[State, State, Nothing, Upload]):
+class FedHKD(Averages, SumMethod[State, State, Nothing, Upload]):
     tags = ("global", "prototype")
     prediction_weight: NonNegative = 0.05
     """λ, the weight of the distance of soft predictions."""
@@ -112,15 +112,18 @@ class FedHKD(Averages, Method[State, State, Nothing, Upload]):
     def upload_spec(self, state: State, server: ServerContext) -> Upload:
         return Upload(state.params, state.knowledge, torch.tensor(0))
 
-    def aggregate(self, state: State, uploads: Uploads[Upload], server: ServerContext) -> State:
+    def summand(self, upload: Upload, message: State) -> Summands:
+        return {
+            "params": (upload.params, self.weight_of(upload.num_examples)),
+            "features": (class_means.by_count(upload.knowledge.of_features), 1.0),
+            "predictions": (class_means.by_count(upload.knowledge.of_predictions), 1.0),
+        }
+
+    def from_sum(self, state: State, totals: Totals, server: ServerContext) -> State:
         """The mean weights, and the mean hyper-knowledge of each class over its examples."""
-        mean, sent = Mean(), []
-        for _, upload in uploads:
-            mean.add(upload.params, self.weight_of(upload.num_examples))
-            sent.append(upload.knowledge)
-        features = class_means.mean_over_counts([k.of_features for k in sent], state.knowledge.of_features)
-        predictions = class_means.mean_over_counts([k.of_predictions for k in sent], state.knowledge.of_predictions)
-        return State(mean.value(), Knowledge(features.mean, predictions.mean, features.count))
+        features = class_means.mean_of(totals["features"].total, state.knowledge.of_features)
+        predictions = class_means.mean_of(totals["predictions"].total, state.knowledge.of_predictions)
+        return State(totals["params"].value(), Knowledge(features.mean, predictions.mean, features.count))
 
     def prototype_sets(self, state: State) -> Mapping[str, Points]:
         return {"global class means": class_means.points(state.knowledge.of_features)}

@@ -121,7 +121,8 @@ class FedPAC(Averages, Method[Combined, Message, Nothing, Upload]):
         sent = {client: sent[client] for client in sorted(sent)}
         for upload in sent.values():
             mean.add(upload.params, self.weight_of(upload.num_examples))
-        centroids = class_means.mean_over_counts([Prototypes(u.mean, u.count) for u in sent.values()], state.centroids)
+        sums = class_means.summed(class_means.by_count(Prototypes(u.mean, u.count)) for u in sent.values())
+        centroids = class_means.mean_of(sums, state.centroids)
         heads = dict(zip(sent, self.combined(list(sent.values())), strict=True))
         known = {client: heads.get(client, head) for client, head in state.heads.items()}
         return Combined(mean.value(), known, centroids)

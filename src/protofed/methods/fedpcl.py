@@ -124,7 +124,7 @@ class FedPCL(Method[Shared, Shared, Own, Prototypes]):
         for client, upload in uploads:
             mean[places[client]], count[places[client]] = upload.mean, upload.count
         sent = [Prototypes(m, n) for m, n in zip(mean, count, strict=True)]
-        average = class_means.mean_over_owners(sent, state.average)
+        average = class_means.mean_of(class_means.summed(map(class_means.of_owner, sent)), state.average)
         return Shared(torch.where(count[..., None] > 0, mean, average.mean), count, average)
 
     def prototype_sets(self, state: Shared) -> Mapping[str, Points]:

@@ -175,7 +175,8 @@ def largest_gap(sent: Iterable[Prototypes]) -> float:
     """Over the classes, the largest distance of a class's mean prototype to the nearest other; without a limit if there
     are not two classes."""
     prototypes = list(sent)
-    mean = class_means.mean_over_owners(prototypes, tree.map(torch.zeros_like, prototypes[0]))
+    sums = class_means.summed(map(class_means.of_owner, prototypes))
+    mean = class_means.mean_of(sums, tree.map(torch.zeros_like, prototypes[0]))
     known = mean.mean[mean.is_known].double()
     if len(known) < 2:
         return inf

@@ -1,5 +1,6 @@
 """Class prototypes: the mean feature of each class at a client, and their mean over clients."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -99,6 +100,12 @@ def by_count(prototypes: Prototypes) -> ClassSums:
     """What a client adds to the sum in which each prototype counts as its `count` says."""
     count = prototypes.count.double()
     return ClassSums(prototypes.mean.double() * count[:, None], count)
+
+
+def summed(of_clients: Iterable[ClassSums]) -> ClassSums:
+    """The sum over clients, in float64."""
+    totals, counts = zip(*((own.total.double(), own.count.double()) for own in of_clients), strict=True)
+    return ClassSums(torch.stack(totals).sum(0), torch.stack(counts).sum(0))
 
 
 def mean_of(sums: ClassSums, previous: Prototypes) -> Prototypes:
