@@ -25,6 +25,24 @@ class Guard(NamedTuple):
 
 GUARDS = (
     Guard(
+        id="states-elsewhere-are-not-made-afresh",
+        what="a run over sites that is loaded has no made-up states of their clients",
+        tests="tests/federation/test_runs.py -k only_the_public_model",
+        swap=("|=", "="),
+    ),
+    Guard(
+        id="run-keeps-its-examples",
+        what="a site whose examples have changed does not go on with a run",
+        tests="tests/federation/test_site.py -k have_changed_since",
+        new="if False:",
+    ),
+    Guard(
+        id="resumed-with-the-same-clients",
+        what="a run is not resumed with other clients",
+        tests="tests/federation/test_runs.py -k other_clients",
+        new="identity=config.identity,",
+    ),
+    Guard(
         id="no-order-ends-a-site",
         what="an order that nobody foresaw is a failure of its clients, and the site goes on",
         tests="tests/federation/test_site.py -k nobody_foresaw",

@@ -27,6 +27,7 @@ from protofed.optim.optimizers import Sgd
 from protofed.optim.schedules import CosineRate
 from protofed.runs.config.config import Config
 from protofed.runs.config.sections import EvaluationSettings
+from protofed.runs.loading import load
 from protofed.runs.results import Result
 from protofed.runs.runner import execute
 from protofed.runs.runtime_choice import RuntimeSettings
@@ -184,6 +185,27 @@ def test_a_run_under_another_name_has_none_of_its_states(tmp_path: Path) -> None
     execute(prepared(link, config, "r1"), folder, should_stop=lambda: next(stop))
     with pytest.raises(RunFailed, match=Reason.MEMORY_LOST):
         execute(prepared(link, config, "r2"), folder, resume=True)
+
+
+def test_a_run_is_not_resumed_with_other_clients(tmp_path: Path) -> None:
+    folder, sites = RunFolder(tmp_path / "run"), digit_sites(tmp_path)
+    stop: Iterator[bool] = iter([False, True, True])
+    execute(prepared(InProcess(sites), digits("fedavg"), "r1"), folder, should_stop=lambda: next(stop))
+    del sites["west"]
+    with pytest.raises(RunFailed, match="belongs to run"):
+        execute(prepared(InProcess(sites), digits("fedavg"), "r1"), folder, resume=True)
+
+
+def test_of_a_run_that_is_loaded_only_the_public_model_is_here(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    execute(prepared(InProcess(digit_sites(tmp_path)), digits("ditto", rounds=1), "r1"), folder)
+    result = load(folder.path)
+    assert isinstance(result, Result)
+    inputs = torch.zeros(2, 3, 28, 28)
+    assert result.module()(inputs).shape == (2, 10)
+    client = next(iter(result.state.receipts))
+    with pytest.raises(RunFailed, match="stays there"):
+        result.module(client)
 
 
 def test_a_run_may_be_made_longer(tmp_path: Path) -> None:

@@ -325,6 +325,18 @@ def test_a_site_whose_code_differs_is_named_before_the_first_round(
         remote(OtherCode(sites_of(tmp_path)), config_of(DITTO))
 
 
+def test_a_site_whose_examples_have_changed_since_the_run_began_does_not_go_on(tmp_path: Path) -> None:
+    sites = sites_of(tmp_path)
+    remote(InProcess(sites), config_of(DITTO))
+    remote(InProcess(sites), config_of(DITTO, rounds=2))
+    data = sites["west"].data
+    fewer = {client: own.rows(torch.arange(3)) for client, own in data.task.clients.items()}
+    sites["west"].data = replace(data, task=replace(data.task, clients=fewer))
+    with pytest.raises(BadInput, match="west: OTHER_DATA"):
+        remote(InProcess(sites), config_of(DITTO))
+    remote(InProcess(sites), config_of(DITTO), run="run-2")
+
+
 def test_a_client_that_two_sites_claim_is_refused(tmp_path: Path) -> None:
     sites = sites_of(tmp_path, clients={"north": ("ann", "bob"), "south": ("bob", "cyd")})
     with pytest.raises(BadInput, match="south: OTHER_CLIENTS: 'bob' is a client of north too"):

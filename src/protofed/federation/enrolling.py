@@ -1,6 +1,7 @@
 """Before the first round: the server asks who is there, makes a task of what sites declare, and has every site agree.
 The task holds no example of any site."""
 
+import json
 import logging
 import secrets
 import time
@@ -35,6 +36,7 @@ from protofed.federation.site_data import blank_examples, own_rows
 from protofed.models.formats import DTYPES, Client, NetworkByName, Outline, outline_of, preprocessing_of, read
 from protofed.nn.networks import Parts
 from protofed.runs.config.config import Config
+from protofed.runs.config.recording import text_digest
 from protofed.tasks.models import Network, NetworkOfClient
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,12 @@ class Enrolled:
     @property
     def site_of(self) -> dict[ClientId, str]:
         return {client: site for site, outline in self.outlines.items() for client in outline.clients}
+
+    @property
+    def digest(self) -> str:
+        """Of who takes part, and with how many examples."""
+        facts = {client: [facts.examples, facts.domain, facts.is_held_out] for client, facts in self.clients.items()}
+        return text_digest(json.dumps(facts))
 
     @property
     def clients(self) -> dict[ClientId, Client]:

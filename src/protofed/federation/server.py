@@ -54,6 +54,7 @@ def prepared(
         name=run,
     )
     agree(link, description, sites, seconds)
+    settings, _, files = config.identity.partition("+")
     return Experiment(
         federation,
         evaluate_every=config.evaluation.every,
@@ -61,7 +62,7 @@ def prepared(
         patience=config.evaluation.patience,
         threads=config.runtime.threads,
         config=config.toml(),
-        identity=config.identity,
+        identity=f"{settings}+{files}{sites.digest}",  # guard: resumed-with-the-same-clients
         runtime={"name": "remote", **config.runtime.numerics()},
         on_save_error=config.saving.on_error,
         keep=tuple(config.saving.keep),

@@ -32,6 +32,7 @@ from protofed.federation.site_data import SiteData
 from protofed.federation.site_run import Refused, SiteRun
 from protofed.federation.site_store import SiteFolder
 from protofed.models.formats import outline_of
+from protofed.runs.config.recording import fingerprint
 from protofed.runs.store import opening
 from protofed.runtimes.base import Reason
 
@@ -103,10 +104,13 @@ class Site:
                 self._run_of(proposal)
             except Exception as error:  # guard: no-proposal-ends-a-site
                 found = [(Refusal.BAD_EXPERIMENT, f"{type(error).__name__}: {error}")]
+        data = fingerprint(self.data.task)
+        if not found and self._files.data(description.run) not in (None, data):  # guard: run-keeps-its-examples
+            found = [(Refusal.OTHER_DATA, "the examples of this site have changed since the run began")]
         if self.dry_run and not found:  # guard: dry-run-agrees-to-nothing
             found = [(Refusal.DRY_RUN, "this site only says what it would do, and would take part")]
         if not found:
-            self._files.agree(proposal)
+            self._files.agree(proposal, data)
         told = tuple((name.value, printable(text)) for name, text in found)
         facts = {"run": printable(description.run), "description": description.digest, "config": description.config}
         self._files.log("proposal", {**facts, "nonce": proposal.nonce, "refused": [*map(list, told)]})

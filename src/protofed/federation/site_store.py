@@ -2,6 +2,7 @@
 
 log.jsonl                             a line for everything that came in and went out, for people to read
 runs/RUN/experiment                   what was agreed for this run
+runs/RUN/data                         a digest of the examples that it began with
 runs/RUN/seconds                      how long the site has worked for it
 runs/RUN/answers/NUMBER-NONCE-SHA     the last answers, to be given again
 runs/RUN/clients/CLIENT/NUMBER-SHA    the last versions of a client's state, a safetensors file each
@@ -140,8 +141,17 @@ class SiteFolder:
     def answers(self, run: str) -> LastFiles:
         return LastFiles(self.run(run) / "answers", KEPT_ANSWERS)
 
-    def agree(self, proposal: Proposal) -> None:
+    def agree(self, proposal: Proposal, data: str) -> None:
+        """`data` is a digest of the site's examples."""
+        self._put(proposal.description.run, "data", data.encode())
         self._put(proposal.description.run, "experiment", encoded(proposal))
+
+    def data(self, run: str) -> str | None:
+        """The digest of the examples that a run began with; None if it has not begun."""
+        try:
+            return opening.read(self.run(run), "data", most=100).decode(errors="replace")
+        except FileNotFoundError:
+            return None
 
     def agreed(self, run: str) -> Description | None:
         """What was agreed for a run; None if nothing was."""

@@ -62,4 +62,6 @@ class InMemoryStore:
         try:
             return _STATES[receipt]
         except KeyError:
-            raise RunFailed(f"the state {receipt} of client {client} is not in this process") from None
+            raise RunFailed(
+                f"the state {receipt} of client {client} is not in this process: what clients at sites keep stays there"
+            ) from None

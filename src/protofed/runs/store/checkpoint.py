@@ -255,7 +255,7 @@ def _read(
     receipts = {client: Receipt(receipt) for client, receipt in kept_elsewhere.items()}
     if isinstance(federation.runtime.store, InMemoryStore):  # clients are in this process
         federation.runtime.store = store = saved_store(folder, federation)
-        receipts = store.restored(shards)
+        receipts |= store.restored(shards)  # guard: states-elsewhere-are-not-made-afresh
     state = State(manifest["round"], server, receipts, strikes=strikes)
     return Checkpoint(state, files[ROUNDS].decode(), *verify.marks(folder, name))
 
