@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -72,11 +73,29 @@ def commands(group: Any, prefix: str = "protofed") -> Iterator[tuple[str, Any]]:
 
 def _command(name: str, command: Any) -> str:
     with command.make_context(name, [], resilient_parsing=True) as context:
-        usage = " ".join([name, *command.collect_usage_pieces(context)])
+        usage = _usage(" ".join([name, *command.collect_usage_pieces(context)]))
         records = [one.get_help_record(context) for one in command.params]
-    rows = [[f"`{record[0]}`", record[1]] for record in records if record]
+    rows = [[f"`{_plain(record[0])}`", record[1].replace("\\[", "[")] for record in records if record]
     text = inspect.cleandoc(command.help or "")
     return f"## {name}\n\n{text}\n\n```\n{usage}\n```\n\n{table(['argument or option', 'meaning'], rows)}"
+
+
+KINDS = {"int": "INTEGER", "float": "FLOAT", "str": "TEXT", "path": "PATH"}
+
+
+def _plain(text: str) -> str:
+    """What stands for a value, in one way, whichever version of typer wrote it."""
+    if text.startswith("-"):
+        choices = re.sub(r"<([^<>]*\|[^<>]*)>", r"[\1]", re.sub(r"<list\[(\w+)\]>", r"<\1>", text))
+        return re.sub(r"<(\w+)( range)?>", lambda m: KINDS.get(m[1], m[1].upper()) + (m[2] or "").upper(), choices)
+    return re.sub(r"\W", "", text.partition(" <")[0]).upper()
+
+
+def _usage(text: str) -> str:
+    """The arguments of a command, likewise: EXPERIMENT, [RUN]..."""
+    text = re.sub(r"\[\[(\w+)\]\.\.\.\]\.\.\.", r"[\1]...", re.sub(r"\{([^}]+)\}", r"\1", text))
+    text = re.sub(r"\[(\w+)\.\.\.\](\.\.\.)?", r"[\1]...", text).replace("......", "...")
+    return re.sub(r"(?<=\] ).*", lambda m: m[0].upper(), text)
 
 
 # ---- keys of an experiment
