@@ -69,15 +69,19 @@ if TYPE_CHECKING:
     from protofed.methods.fedetf import FedETF
     from protofed.methods.fedfomo import FedFomo
     from protofed.methods.fedgh import FedGH
+    from protofed.methods.fedhkd import FedHKD
     from protofed.methods.fedmd import FedMD
     from protofed.methods.fedmlp import FedMLP
     from protofed.methods.fednh import FedNH
     from protofed.methods.fednova import FedNova
     from protofed.methods.fedntd import FedNTD
     from protofed.methods.fedopt import FedOPT
+    from protofed.methods.fedpac import FedPAC
     from protofed.methods.fedpc import FedPC
+    from protofed.methods.fedpcl import FedPCL
     from protofed.methods.fedper import FedPer
     from protofed.methods.fedper_plus import FedPerPlus
+    from protofed.methods.fedplvm import FedPLVM
     from protofed.methods.fedproc import FedProc
     from protofed.methods.fedproto import FedProto
     from protofed.methods.fedproto_avg import FedProtoAvg
@@ -86,6 +90,7 @@ if TYPE_CHECKING:
     from protofed.methods.fedseproto import FedSeProto
     from protofed.methods.fedsoup import FedSoup
     from protofed.methods.fedsr import FedSR
+    from protofed.methods.fedtgp import FedTGP
     from protofed.methods.fpl import FPL
     from protofed.methods.ga import GA
     from protofed.methods.grace import GRACE
@@ -93,6 +98,7 @@ if TYPE_CHECKING:
     from protofed.methods.lg_fed import LGFed
     from protofed.methods.local import LocalOnly
     from protofed.methods.moon import Moon
+    from protofed.methods.mp_fedcl import MPFedCL
     from protofed.methods.pfedcspc import PFedCSPC
     from protofed.methods.scaffold import Scaffold
     from protofed.models.exporting import export
@@ -127,13 +133,17 @@ _METHODS = {
     "FedETF": "protofed.methods.fedetf",
     "FedFomo": "protofed.methods.fedfomo",
     "FedGH": "protofed.methods.fedgh",
+    "FedHKD": "protofed.methods.fedhkd",
     "FedMD": "protofed.methods.fedmd",
     "FedMLP": "protofed.methods.fedmlp",
     "FedNH": "protofed.methods.fednh",
     "FedNTD": "protofed.methods.fedntd",
     "FedNova": "protofed.methods.fednova",
     "FedOPT": "protofed.methods.fedopt",
+    "FedPAC": "protofed.methods.fedpac",
     "FedPC": "protofed.methods.fedpc",
+    "FedPCL": "protofed.methods.fedpcl",
+    "FedPLVM": "protofed.methods.fedplvm",
     "FedPer": "protofed.methods.fedper",
     "FedPerPlus": "protofed.methods.fedper_plus",
     "FedProc": "protofed.methods.fedproc",
@@ -144,8 +154,10 @@ _METHODS = {
     "FedSR": "protofed.methods.fedsr",
     "FedSeProto": "protofed.methods.fedseproto",
     "FedSoup": "protofed.methods.fedsoup",
+    "FedTGP": "protofed.methods.fedtgp",
     "LGFed": "protofed.methods.lg_fed",
     "LocalOnly": "protofed.methods.local",
+    "MPFedCL": "protofed.methods.mp_fedcl",
     "Moon": "protofed.methods.moon",
     "PFedCSPC": "protofed.methods.pfedcspc",
     "Scaffold": "protofed.methods.scaffold",
@@ -182,13 +194,17 @@ __all__ = [
     "FedETF",
     "FedFomo",
     "FedGH",
+    "FedHKD",
     "FedMD",
     "FedMLP",
     "FedNH",
     "FedNTD",
     "FedNova",
     "FedOPT",
+    "FedPAC",
     "FedPC",
+    "FedPCL",
+    "FedPLVM",
     "FedPer",
     "FedPerPlus",
     "FedProc",
@@ -199,10 +215,12 @@ __all__ = [
     "FedSR",
     "FedSeProto",
     "FedSoup",
+    "FedTGP",
     "LGFed",
     "LocalOnly",
     "LoggingSettings",
     "MLflow",
+    "MPFedCL",
     "Method",
     "Model",
     "Moon",
