@@ -239,9 +239,10 @@ WORKING = [name for name in METHODS if not METHODS[name]().needs_fresh_optimizer
 
 @pytest.mark.parametrize("name", WORKING)
 def test_every_method_that_is_not_refused_works(name: str) -> None:
-    state = ended(federation(METHODS[name](), **KEPT), 2)
+    rounds = 3 if name == "fedpcl" else 2  # in the first round of FedPCL nothing trains
+    state = ended(federation(METHODS[name](), **KEPT), rounds)
     assert not state.failures
-    plain = ended(federation(METHODS[name]()), 2)
+    plain = ended(federation(METHODS[name]()), rounds)
     assert any(momentum.any() for momentum in state.memories["ann"].own)
     changed = tree.named_leaves((state.server, {c: m.base for c, m in state.memories.items()}))
     others = tree.named_leaves((plain.server, plain.memories))

@@ -22,6 +22,7 @@ from methods.conformance import assert_finite, assert_same, federation, fingerpr
 from methods.sampling import some_methods
 from protofed.api.contexts import Reply
 from protofed.api.method import Method
+from protofed.api.roles import Prototype, roles
 from protofed.api.task import ClientId
 from protofed.engine.state import State
 from protofed.errors import RunFailed
@@ -127,7 +128,7 @@ def without_prototypes(upload: Tree) -> Tree:
     """The upload of a client that has no prototypes."""
     leaves = named_leaves(upload)
     counts = [path for path in leaves if path.rpartition("/")[2] == "count"]
-    empty = {path for count in counts for path in (count, count.removesuffix("count") + "mean")}
+    empty = {*counts, *(path for path, role in roles(upload).items() if isinstance(role, Prototype))}
     return with_leaves(upload, [torch.zeros_like(leaf) if path in empty else leaf for path, leaf in leaves.items()])
 
 

@@ -54,6 +54,7 @@ ONE_CLASS = small_task({"ann": [0, 1, 2, 3, 0, 1, 2, 3, 0], "bob": [LONE] * 6, "
 
 SENDS_PROTOTYPES = (
     *("fpl", "fedseproto", "fedpc", "pfedcspc", "fedproto_avg", "fedproc", "fedmlp", "fednh", "fedproto", "fedgh"),
+    *("fedhkd", "fedpac", "fedpcl", "fedplvm", "fedtgp", "mp_fedcl"),
 )
 
 
@@ -136,6 +137,10 @@ SERVER_PROTOTYPES = {
     "fedmlp": "prototypes/classes/mean",
     "fedproto": "mean",
     "fednh": "params/classifier.prototypes",
+    "fedhkd": "knowledge/mean",
+    "fedpac": "centroids/mean",
+    "fedpcl": "average/mean",
+    "fedplvm": "prototypes/average/mean",
 }
 """Where each method's server keeps the prototypes that clients learn against."""
 
@@ -246,7 +251,9 @@ def nine_of_ten(num_classes: int) -> Task:
     return Task(clients, {"test": drawn(90)}, num_classes, model)
 
 
-@pytest.mark.parametrize("name", [name for name in SENDS_PROTOTYPES if name not in ("pfedcspc", "fedgh", "fednh")])
+@pytest.mark.parametrize(
+    "name", [name for name in SENDS_PROTOTYPES if name not in ("pfedcspc", "fedgh", "fednh", "mp_fedcl")]
+)
 def test_the_prototype_of_a_class_that_nobody_has_stays_absent(name: str) -> None:
     state = after(2, federation(METHODS[name](), nine_of_ten(CONFIGURED)))
     leaves = tree.named_leaves(state.server)

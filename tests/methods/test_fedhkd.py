@@ -101,7 +101,7 @@ def test_the_server_averages_hyper_knowledge_by_the_examples_of_the_class() -> N
 # ---- the loss
 
 
-def test_the_objective_of_the_paper_by_hand() -> None:
+def test_the_objective_with_euclidean_distances_by_hand() -> None:
     means, third = [[0.0, 1.0], [3.0, 4.0], [0.0, 0.0]], [1 / 3, 1 / 3, 1 / 3]
     known = knowledge(means, [[0.8, 0.1, 0.1], third, [0.0, 0.0, 0.0]], [1.0, 1.0, 0.0])
     model = identity_model([[0.0, 0.0]] * 3)

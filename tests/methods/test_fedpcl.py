@@ -72,11 +72,11 @@ def test_the_server_pads_with_the_global_prototypes_and_keeps_those_of_clients_t
     second = of.advance(first)
     before, after = first.server, second.server
     eve = everyone.index("eve")
-    has = after.count[eve] > 0
-    assert torch.equal(before.count, after.count)
+    has = after.owned[eve] > 0
+    assert torch.equal(before.owned, after.owned)
     assert torch.equal(before.clients[eve][has], after.clients[eve][has])
     for c in range(CLASSES):
-        owners = after.count[:, c] > 0
+        owners = after.owned[:, c] > 0
         torch.testing.assert_close(after.average.mean[c], after.clients[owners, c].mean(0))
         for padded in after.clients[~owners, c]:
             assert torch.equal(padded, after.average.mean[c])
@@ -86,7 +86,7 @@ def test_clients_that_never_sent_count_with_the_global_prototypes() -> None:
     of = scripted(SMALL, lambda t: ("ann", "bob"))
     server = of.advance(of.start()).server
     places = sorted(TASK.clients)
-    assert not server.count[places.index("eve")].any()
+    assert not server.owned[places.index("eve")].any()
     assert torch.equal(server.clients[places.index("eve")], server.average.mean)
 
 

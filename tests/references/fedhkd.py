@@ -1,4 +1,4 @@
-"""FedHKD in plain torch, after the paper's objective and the authors' `ClientFedHKD.py`, on whole batches."""
+"""FedHKD in plain torch, after the authors' `ClientFedHKD.py` and its Euclidean form in FL-bench, on whole batches."""
 
 import copy
 
@@ -22,7 +22,7 @@ def final_weights(
     temperature: float,
     as_in_code: bool,
 ) -> dict[str, Tensor]:
-    """The mean weights. The hyper-knowledge of a class is averaged by its examples, as the paper says."""
+    """The mean weights. The hyper-knowledge of a class is averaged by its examples."""
     server = copy.deepcopy(parts)
     features: dict[int, Tensor] = {}
     predictions: dict[int, Tensor] = {}

@@ -7,18 +7,21 @@ Sends: weights, the class means of its features and of its soft predictions, and
 Keeps: nothing. Server: mean of the weights by the number of examples; mean of each class's hyper-knowledge by the
 number of its examples.
 
-Written from the paper's objective and the authors' code, `Client/ClientFedHKD.py` and `Server/ServerFedHKD.py` of
-github.com/CityChan/Federated-Hyper-Knowledge-Distillation; the threshold from `src/client/fedhkd.py` and
-`src/server/fedhkd.py` of github.com/KarhouTam/FL-bench, which are not the authors'.
+Written from the authors' code, `Client/ClientFedHKD.py` and `Server/ServerFedHKD.py` of
+github.com/CityChan/Federated-Hyper-Knowledge-Distillation. Where that differs from the paper, what the paper has is
+taken from `src/client/fedhkd.py` and `src/server/fedhkd.py` of github.com/KarhouTam/FL-bench, which are not the
+authors', and from the first issue of github.com/zerocpp/fedhkd.
 
 Departures:
-1. Both distances are Euclidean by default, as in the paper. The authors' code has the Kullback-Leibler divergence, over
-   the number of classes, for soft predictions, and the mean squared error for features (settings).
-2. The server averages hyper-knowledge by the number of examples, as in the paper; in the authors' code the last client
+1. Both distances are Euclidean by default, as the paper is said to have them. The authors' code has, for soft
+   predictions, the Kullback-Leibler divergence over the number of classes, and for features the mean squared error
+   (settings).
+2. The server averages hyper-knowledge by the number of examples, as FL-bench does; in the authors' code the last client
    that has a class overwrites the others.
 3. The noise on a class mean has a set deviation, drawn for every class, and is off by default; the authors' code draws
    one vector for all classes. Its size says nothing of a privacy budget.
-4. A class whose share of the client's examples is below the threshold is not sent. The authors' code has no threshold.
+4. A class whose share of the client's examples is below the threshold is not sent, as in FL-bench. It is 0 by default,
+   and the authors' code has none.
 5. A class that no reply of a round holds keeps its hyper-knowledge.
 6. An example whose class has no hyper-knowledge is not pulled but counts in the mean over the batch.
 7. Gradients are not clipped, unless the optimiser is configured to; the authors' code clips them at norm 1.1.
@@ -89,10 +92,10 @@ class FedHKD(Averages, SumMethod[State, State, Nothing, Upload]):
     temperature: Positive = 0.5
     """T, by which scores are divided in soft predictions."""
     prediction_distance: Literal["norm", "divergence"] = "norm"
-    """Between soft predictions: the Euclidean distance, as in the paper, or the Kullback-Leibler divergence by the
-    number of classes, as in the authors' code."""
+    """Between soft predictions: the Euclidean distance, or the Kullback-Leibler divergence by the number of classes, as
+    in the authors' code."""
     feature_distance: Literal["norm", "mean_square"] = "norm"
-    """Between features: the Euclidean distance, as in the paper, or the mean squared error, as in the authors' code."""
+    """Between features: the Euclidean distance, or the mean squared error, as in the authors' code."""
     noise: NonNegative = 0.0
     """σ, the deviation of the Gaussian noise on the class means of features that a client sends."""
     threshold: Annotated[float, Interval(ge=0, le=1)] = 0.0

@@ -69,7 +69,7 @@ class Shared:
     """The prototypes of all clients in the order of their names, and their mean."""
 
     clients: Tensor  # (N, C, P), those that a client has not are the global ones
-    count: Tensor  # (N, C), 1 where a client sent one
+    owned: Tensor  # (N, C), 1 where a client sent one
     average: Prototypes  # (C, P), the global prototypes
 
 
@@ -120,16 +120,16 @@ class FedPCL(Method[Shared, Shared, Own, Prototypes]):
     def aggregate(self, state: Shared, uploads: Uploads[Prototypes], server: ServerContext) -> Shared:
         """Everyone's last prototypes, and their mean (lib/utils.py, proto_aggregation)."""
         places = {client: k for k, client in enumerate(sorted(server.spec.clients))}
-        mean, count = state.clients.clone(), state.count.clone()
+        mean, owned = state.clients.clone(), state.owned.clone()
         for client, upload in uploads:
-            mean[places[client]], count[places[client]] = upload.mean, upload.count
-        sent = [Prototypes(m, n) for m, n in zip(mean, count, strict=True)]
+            mean[places[client]], owned[places[client]] = upload.mean, upload.count
+        sent = [Prototypes(m, n) for m, n in zip(mean, owned, strict=True)]
         average = class_means.mean_of(class_means.summed(map(class_means.of_owner, sent)), state.average)
-        return Shared(torch.where(count[..., None] > 0, mean, average.mean), count, average)
+        return Shared(torch.where(owned[..., None] > 0, mean, average.mean), owned, average)
 
     def prototype_sets(self, state: Shared) -> Mapping[str, Points]:
         return {
-            "clients' prototypes": class_means.points(Prototypes(state.clients, state.count)),
+            "clients' prototypes": class_means.points(Prototypes(state.clients, state.owned)),
             "global prototypes": class_means.points(state.average),
         }
 
