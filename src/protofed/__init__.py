@@ -55,20 +55,25 @@ if TYPE_CHECKING:
     from protofed.data.transforms import Transform
     from protofed.errors import BadInput, RunFailed
     from protofed.methods import METHODS
+    from protofed.methods.apfl import APFL
     from protofed.methods.averaging import Averaging
     from protofed.methods.ccvr import CCVR
     from protofed.methods.ditto import Ditto
     from protofed.methods.fedala import FedALA
+    from protofed.methods.fedamp import FedAMP
     from protofed.methods.fedasam import FedASAM
     from protofed.methods.fedavg import FedAvg
     from protofed.methods.fedavg_ft import FedAvgFT
+    from protofed.methods.fedbabu import FedBABU
     from protofed.methods.fedbn import FedBN
     from protofed.methods.feddc import FedDC
     from protofed.methods.feddecorr import FedDecorr
     from protofed.methods.feddyn import FedDyn
     from protofed.methods.fedetf import FedETF
     from protofed.methods.fedfomo import FedFomo
+    from protofed.methods.fedgen import FedGen
     from protofed.methods.fedgh import FedGH
+    from protofed.methods.fedlc import FedLC
     from protofed.methods.fedmd import FedMD
     from protofed.methods.fedmlp import FedMLP
     from protofed.methods.fednh import FedNH
@@ -83,6 +88,7 @@ if TYPE_CHECKING:
     from protofed.methods.fedproto_avg import FedProtoAvg
     from protofed.methods.fedprox import FedProx
     from protofed.methods.fedrep import FedRep
+    from protofed.methods.fedrod import FedROD
     from protofed.methods.fedseproto import FedSeProto
     from protofed.methods.fedsoup import FedSoup
     from protofed.methods.fedsr import FedSR
@@ -93,7 +99,9 @@ if TYPE_CHECKING:
     from protofed.methods.lg_fed import LGFed
     from protofed.methods.local import LocalOnly
     from protofed.methods.moon import Moon
+    from protofed.methods.per_fedavg import PerFedAvg
     from protofed.methods.pfedcspc import PFedCSPC
+    from protofed.methods.pfedme import PFedMe
     from protofed.methods.scaffold import Scaffold
     from protofed.models.exporting import export
     from protofed.models.module import TrainedModel
@@ -109,6 +117,7 @@ if TYPE_CHECKING:
     from protofed.tree import record
 
 _METHODS = {
+    "APFL": "protofed.methods.apfl",
     "CCVR": "protofed.methods.ccvr",
     "FPL": "protofed.methods.fpl",
     "GA": "protofed.methods.ga",
@@ -117,9 +126,11 @@ _METHODS = {
     "Averaging": "protofed.methods.averaging",
     "Ditto": "protofed.methods.ditto",
     "FedALA": "protofed.methods.fedala",
+    "FedAMP": "protofed.methods.fedamp",
     "FedASAM": "protofed.methods.fedasam",
     "FedAvg": "protofed.methods.fedavg",
     "FedAvgFT": "protofed.methods.fedavg_ft",
+    "FedBABU": "protofed.methods.fedbabu",
     "FedBN": "protofed.methods.fedbn",
     "FedDC": "protofed.methods.feddc",
     "FedDecorr": "protofed.methods.feddecorr",
@@ -127,6 +138,8 @@ _METHODS = {
     "FedETF": "protofed.methods.fedetf",
     "FedFomo": "protofed.methods.fedfomo",
     "FedGH": "protofed.methods.fedgh",
+    "FedGen": "protofed.methods.fedgen",
+    "FedLC": "protofed.methods.fedlc",
     "FedMD": "protofed.methods.fedmd",
     "FedMLP": "protofed.methods.fedmlp",
     "FedNH": "protofed.methods.fednh",
@@ -140,6 +153,7 @@ _METHODS = {
     "FedProto": "protofed.methods.fedproto",
     "FedProtoAvg": "protofed.methods.fedproto_avg",
     "FedProx": "protofed.methods.fedprox",
+    "FedROD": "protofed.methods.fedrod",
     "FedRep": "protofed.methods.fedrep",
     "FedSR": "protofed.methods.fedsr",
     "FedSeProto": "protofed.methods.fedseproto",
@@ -148,10 +162,13 @@ _METHODS = {
     "LocalOnly": "protofed.methods.local",
     "Moon": "protofed.methods.moon",
     "PFedCSPC": "protofed.methods.pfedcspc",
+    "PFedMe": "protofed.methods.pfedme",
+    "PerFedAvg": "protofed.methods.per_fedavg",
     "Scaffold": "protofed.methods.scaffold",
 }
 
 __all__ = [
+    "APFL",
     "CCVR",
     "FPL",
     "GA",
@@ -172,9 +189,11 @@ __all__ = [
     "Data",
     "Ditto",
     "FedALA",
+    "FedAMP",
     "FedASAM",
     "FedAvg",
     "FedAvgFT",
+    "FedBABU",
     "FedBN",
     "FedDC",
     "FedDecorr",
@@ -182,6 +201,8 @@ __all__ = [
     "FedETF",
     "FedFomo",
     "FedGH",
+    "FedGen",
+    "FedLC",
     "FedMD",
     "FedMLP",
     "FedNH",
@@ -195,6 +216,7 @@ __all__ = [
     "FedProto",
     "FedProtoAvg",
     "FedProx",
+    "FedROD",
     "FedRep",
     "FedSR",
     "FedSeProto",
@@ -209,6 +231,8 @@ __all__ = [
     "Objective",
     "Observer",
     "PFedCSPC",
+    "PFedMe",
+    "PerFedAvg",
     "Reply",
     "Result",
     "RmsProp",
