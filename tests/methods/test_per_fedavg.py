@@ -19,7 +19,7 @@ from protofed.seeds import derive_seed, generator
 from references import per_fedavg
 
 FIRST_ORDER = PerFedAvg(adaptation_lr=0.1, adaptation_steps=2)
-HESSIAN_FREE = PerFedAvg(adaptation_lr=0.1, hessian="by differences", difference=0.01)
+HESSIAN_FREE = PerFedAvg(adaptation_lr=0.1, hessian="by differences")
 
 
 def adaptation_batch(client: str, round: int) -> Iterable[tuple[Tensor, Tensor, Tensor]]:

@@ -104,7 +104,8 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     tags: ClassVar[tuple[Tag, ...]] = ()
     """What kind of method it is."""
     has_plain_classifier: ClassVar[bool] = True
-    """Whether the classifier reads `Model.embedding`, so that a server can retrain it on features."""
+    """Whether a server can retrain the classifier on features: it reads `Model.embedding` and may change, and the
+    public weights are all that the networks have."""
     retrains_classifier: ClassVar[bool] = False
     """Of a wrapper: whether its server retrains the base's classifier on features."""
 

@@ -68,6 +68,7 @@ class APFL(GlobalModel[Mixture]):
     """The learning rate of the share; 0: as configured."""
 
     private = ("twin.*", "mixture.*")
+    has_plain_classifier = False
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return own_optimizer_errors("share_lr", optimizer, self.share_lr, "sgd")

@@ -37,6 +37,7 @@ from protofed.tree import Nothing, Params
 class FedBABU(GlobalModel[OwnWeights]):
     tags = ("global", "personal")
     clients_use = "own models"
+    has_plain_classifier = False
     fine_tuning_epochs: Annotated[int, Ge(1)] = 5
     """τ_f, passes of a client over its data in which it fine-tunes the model."""
     fine_tuned: Literal["all", "body", "classifier"] = "all"

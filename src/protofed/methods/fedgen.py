@@ -77,6 +77,7 @@ class Generator(nn.Module):
 @dataclass(frozen=True)
 class FedGen(PublicWeights[WithGenerator, Nothing, CountingUpload]):
     tags = ("global", "server-side")
+    has_plain_classifier = False
     generated_weight: NonNegative = 1.0
     """α, the weight of the cross-entropy of generated features. The authors' code has 10."""
     agreement_weight: NonNegative = 1.0

@@ -44,6 +44,7 @@ class FedROD(PartSharing):
     cross-entropy."""
 
     private = ("personal.*",)
+    has_plain_classifier = False
 
     def networks(self, spec: TaskSpec, client: ClientId) -> Parts:
         parts = spec.model(client)

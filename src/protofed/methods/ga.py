@@ -129,7 +129,11 @@ class GA(StatefulWrapper):
 
     async def judge(self, client: ClientContext, message: Any, memory: Any) -> Reply[Loss, Any]:
         _, validation = held_out(client)
-        loss = await client.total(self.badness, message.params, (message, memory), data=validation)
+        params = {
+            **self.base.local_weights(message, memory),
+            **message.params,
+        }  # a base may predict with parts it keeps
+        loss = await client.total(self.badness, params, (message, memory), data=validation)
         return Reply(Loss(loss / len(validation)), memory)
 
     def trained_weights(self, upload: Judged, memory: Any) -> Params:

@@ -51,8 +51,9 @@ class PerFedAvg(GlobalModel[OwnWeights]):
     hessian: Literal["ignored", "by differences"] = "ignored"
     """Whether a step takes the Hessian for 0, Per-FedAvg (FO), or multiplies by it through the difference of two
     gradients, Per-FedAvg (HF)."""
-    difference: Positive = 0.001
-    """δ, how far from the weights the two gradients are taken, as a share of the gradient that is multiplied."""
+    difference: Positive = 0.01
+    """δ, how far from the weights the two gradients are taken, as a share of the gradient that is multiplied. A smaller
+    one loses digits."""
     adaptation_steps: Annotated[int, Ge(1)] = 1
     """Steps by which a client adapts the model that it uses."""
 

@@ -42,6 +42,7 @@ from protofed.tree import Params
 class PFedMe(GlobalModel[OwnWeights]):
     tags = ("global", "personal")
     clients_use = "own models"
+    has_plain_classifier = False
     attraction: Positive = 15.0
     """λ, how strongly the own model is held to the client's copy of the global one. The learning rate times it must be
     below 1."""

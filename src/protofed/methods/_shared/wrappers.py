@@ -25,7 +25,10 @@ def base_errors(wrapper: Method[Any, Any, Any, Any], base: Method[Any, Any, Any,
     elif "wrapper" in base.tags:
         yield "base", f"{name} goes around a method, and {base_name} is a wrapper itself"
     elif wrapper.retrains_classifier and not base.has_plain_classifier:
-        yield "base", f"{name} retrains a classifier on features, and that of {base_name} reads others"
+        yield (
+            "base",
+            f"{name} retrains a classifier on features, and that of {base_name} reads others or does not stand alone",
+        )
 
 
 def published(base: Method[Any, Any, Any, Any], state: Any) -> tuple[Params, Any]:
