@@ -30,7 +30,7 @@ from protofed.api.method import NonNegative
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods._shared.models import CLASSIFIER, embedded, embedding_dim, own_statistics
+from protofed.methods._shared.models import CLASSIFIER, embedded, embedding_dim
 from protofed.methods.families import OwnWeights, PartSharing, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts, matching
 from protofed.nn.precision import product
@@ -75,7 +75,8 @@ class FedCP(PartSharing):
         """The local objective: cross-entropy of both heads together, and how far features are from the received."""
         z = embedded(model, batch.x)  # (B, P)
         scores = both_heads(model, z, direction(memory.params), logistic(batch.normal(*z.shape)))
-        frozen = embedded(own_statistics(model.at({**message.params, **memory.params})), batch.x)
+        statistics = model.networks.buffer_copies(model.params)  # in training they are written and not read
+        frozen = embedded(model.at({**message.params, **memory.params, **statistics}), batch.x)
         return batch.cross_entropy(scores) + self.discrepancy_weight * discrepancy(z, frozen, batch.weight)
 
     def predict(self, model: Model, x: Tensor, message: Weights, memory: OwnWeights | None) -> Tensor:
