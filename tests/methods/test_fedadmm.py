@@ -25,7 +25,6 @@ from protofed import tree
 from protofed.api.method import Method
 from protofed.methods.families import Weights, WeightUpload
 from protofed.methods.fedadmm import FedADMM
-from protofed.methods.fedavg import FedAvg
 from protofed.methods.feddyn import FedDyn
 from references import fedadmm
 from references.replayed import largest_difference
@@ -95,11 +94,6 @@ def test_where_training_begins() -> None:
     own = FedADMM(penalty_weight=0.2, starts_from="own")
     assert_same(usual(own, 1).server, usual(METHOD, 1).server, "the first round, with equal weights")
     assert fingerprint(usual(own, 2).server) != fingerprint(usual(METHOD, 2).server)
-
-
-def test_without_a_penalty_it_is_fedavg() -> None:
-    zero = after(3, federation(FedADMM(penalty_weight=0.0)))
-    assert_same(zero.server.params, after(3, federation(FedAvg())).server.params, "three rounds")
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "examples"])

@@ -8,7 +8,6 @@ import torch
 
 from methods.conformance import (
     CHECKS,
-    TASK,
     after,
     assert_same,
     batch_of,
@@ -89,12 +88,6 @@ def test_probabilities_of_a_teacher_are_those_of_the_mean_of_scores() -> None:
     }
     found = METHOD.message_for(summed(sent, 2), "c").mean[0].softmax(-1)
     assert found[0].item() == pytest.approx(exp(1) / (exp(1) + 1))
-
-
-def test_without_distillation_clients_train_alone() -> None:
-    alone, found = after(3, federation(LocalOnly())), after(3, federation(FedDistill(distillation_weight=0.0)))
-    for client in TASK.clients:
-        assert_same(found.memories[client].params, alone.memories[client].params, f"the model of {client}")
 
 
 def test_a_client_that_was_away_counts_with_what_it_sent_last() -> None:

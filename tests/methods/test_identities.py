@@ -20,12 +20,15 @@ from methods.conformance import (
 from protofed.api.method import Method
 from protofed.api.task import Task
 from protofed.engine.state import State
+from protofed.methods.fedadmm import FedADMM
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.feddistill import FedDistill
 from protofed.methods.fedproto import FedProto
 from protofed.methods.fedproto_avg import FedProtoAvg
 from protofed.methods.fedprox import FedProx
 from protofed.methods.fedrep import FedRep
 from protofed.methods.fpl import FPL
+from protofed.methods.knn_per import KnnPer
 from protofed.methods.local import LocalOnly
 from protofed.methods.moon import Moon
 from protofed.prototypes import contrast
@@ -45,6 +48,11 @@ def params_of(state: State) -> dict[str, Any]:
 
 
 IDENTITIES = [
+    pytest.param(FedADMM(penalty_weight=0.0), FedAvg(), id="FedADMM without a penalty is FedAvg"),
+    pytest.param(
+        FedDistill(distillation_weight=0.0), LocalOnly(), id="FedDistill without distillation is local training"
+    ),
+    pytest.param(KnnPer(), FedAvg(), id="kNN-Per trains the weights of FedAvg"),
     pytest.param(FedProx(proximal_weight=0.0), FedAvg(), id="FedProx without its penalty is FedAvg"),
     pytest.param(Moon(contrast_weight=0.0), FedAvg(), id="MOON without its contrast is FedAvg"),
     pytest.param(FPL(contrast=False, consistency=False), FedAvg(), id="FPL without both terms is FedAvg"),
@@ -63,6 +71,8 @@ IDENTITIES = [
 ]
 
 DIFFERENCES = [
+    pytest.param(FedADMM(), FedAvg(), id="the penalty of FedADMM"),
+    pytest.param(FedDistill(), LocalOnly(), id="FedDistill"),
     pytest.param(FedProx(), FedAvg(), id="FedProx"),
     pytest.param(Moon(), FedAvg(), id="MOON"),
     pytest.param(FPL(consistency=False), FedAvg(), id="the contrast of FPL"),

@@ -20,7 +20,6 @@ from methods.conformance import (
     usual,
 )
 from protofed.api.method import Method
-from protofed.methods.fedavg import FedAvg
 from protofed.methods.knn_per import KnnPer, Memorised, best_mixing, neighbour_shares
 from references import knn_per
 from references.replayed import largest_difference
@@ -152,7 +151,3 @@ def test_held_out_examples_are_neither_trained_on_nor_remembered() -> None:
     whole_data = KnnPer(neighbours=3, capacity=4)
     assert len(memories(federation(whole_data).finish(usual(whole_data, 1)))["ann"].label) == 4
     assert len(training) < SIZES["ann"]
-
-
-def test_the_weights_are_those_of_fedavg() -> None:
-    assert_same(usual(METHOD, 3).server, after(3, federation(FedAvg())).server, "three rounds")

@@ -19,18 +19,18 @@ Departures:
 
 import copy
 from dataclasses import dataclass
+from math import sqrt
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.special import log_ndtr
 
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import NonNegative
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
-from protofed.methods._shared.models import CLASSIFIER, embedded, embedding_dim, own_statistics
+from protofed.methods._shared.models import CLASSIFIER, embedded, embedding_dim
 from protofed.methods.families import OwnWeights, PartSharing, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts, matching
 from protofed.nn.precision import product
@@ -74,10 +74,9 @@ class FedCP(PartSharing):
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         """The local objective: cross-entropy of both heads together, and how far features are from the received."""
         z = embedded(model, batch.x)  # (B, P)
-        normal = batch.normal(*z.shape)
-        noise = log_ndtr(normal) - log_ndtr(-normal)  # the difference of two Gumbel draws is logistic
-        scores = both_heads(model, z, direction(memory.params), noise)
-        frozen = embedded(own_statistics(model.at({**message.params, **memory.params})), batch.x)
+        scores = both_heads(model, z, direction(memory.params), logistic(batch.normal(*z.shape)))
+        statistics = model.networks.buffer_copies(model.params)  # in training they are written and not read
+        frozen = embedded(model.at({**message.params, **memory.params, **statistics}), batch.x)
         return batch.cross_entropy(scores) + self.discrepancy_weight * discrepancy(z, frozen, batch.weight)
 
     def predict(self, model: Model, x: Tensor, message: Weights, memory: OwnWeights | None) -> Tensor:
@@ -100,6 +99,12 @@ def both_heads(model: Model, z: Tensor, context: Tensor, noise: Tensor | float =
     own, shared = model.policy(z * context).chunk(2, dim=-1)  # (B, P) both
     share = (own - shared + noise).sigmoid()  # the softmax over the two
     return model.classifier(share * z) + model.shared_head((1 - share) * z)
+
+
+def logistic(normal: Tensor) -> Tensor:
+    """Draws of the logistic distribution, which is that of the difference of two Gumbel draws, made of normal ones."""
+    ratio = normal / sqrt(2)
+    return (-ratio).erfc().log() - ratio.erfc().log()  # log Φ / (1 − Φ)
 
 
 def discrepancy(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
