@@ -9,7 +9,7 @@ import torch
 from doubles import Faulty, Tampering, bits, memories, tiny
 from protofed.engine.federation import Federation
 from protofed.engine.training import Training
-from protofed.engine.upload_validation import Limits, UploadValidator, out_of_reach
+from protofed.engine.upload_validation import Limits, UploadValidator, out_of_reach, out_of_reach_of_groups
 from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.methods.families import Weights, WeightUpload
@@ -17,6 +17,7 @@ from protofed.prototypes.class_means import Prototypes
 from protofed.runtimes.base import Failure, Reason
 from protofed.testing.federations import Elsewhere
 from protofed.transforms.chain import Reach, UploadSettings
+from protofed.transforms.stage import Exchange
 from protofed.tree import named_leaves, with_leaves
 
 TRAINING = Training(rounds=2, epochs=1, batch_size=4)
@@ -67,6 +68,17 @@ def test_short_prototypes_of_half_of_the_clients_do_not_make_the_others_long() -
     assert refused(Reach(prototypes=10), a=short, b=short, c=good, d=good) == {}
 
 
+def test_prototypes_are_compared_within_clusters_of_clients() -> None:
+    """Features of another model may be of another size: a to c have lengths near 1, d to f near 50, but for f's 900."""
+    uploads = [(name, prototypes([size, 0])) for name, size in zip("abcdef", (1, 1, 1, 50, 60, 900), strict=True)]
+    apart = Exchange(lambda client: {}, num_classes=1, group=lambda client, upload: client > "c")
+    assert [*out_of_reach_of_groups(uploads, apart, Reach())] == ["f"]
+    together = Exchange(lambda client: {}, num_classes=1)
+    assert [*out_of_reach_of_groups(uploads, together, Reach())] == ["f"]
+    assert [*out_of_reach_of_groups(uploads[:-1], together, Reach(prototypes=20))] == ["d", "e"]
+    assert [*out_of_reach_of_groups(uploads[:-1], apart, Reach(prototypes=20))] == []
+
+
 def test_nobody_is_out_of_reach_of_one_other_client() -> None:
     assert refused(Reach(updates=2), a=prototypes([1, 0]), b=prototypes([1e6, 0])) == {}
     assert refused(Reach(prototypes=10), a=prototypes([1, 0]), b=prototypes([1e6, 0]), c=prototypes([0, 0])) == {}
@@ -82,7 +94,7 @@ def times(factor: float) -> Any:
     return changed
 
 
-@pytest.mark.parametrize("name", ["fpl", "fedproto", "fednh", "fedpc"])
+@pytest.mark.parametrize("name", ["fpl", "fedproto", "fednh", "fedgh"])
 def test_long_prototypes_cost_their_client_alone(name: str) -> None:
     """The round is the one in which that client was not there, bit for bit, and it keeps the state that it had."""
     ends = []

@@ -1,4 +1,4 @@
-"""Attacks by plausible lies × robust rules, on minidigits: python tests/faults/poison.py [--attackers 1 2] [--rules mean]
+"""Attacks by plausible lies × robust rules, on minidigits: python tests/faults/poison.py [--attackers 1 2]
 
 Clients of different domains are bad. What they send passes every check of a single upload.
 """
@@ -28,7 +28,8 @@ from protofed.runtimes.sequential import Sequential
 from protofed.transforms.stage import Exchange
 from protofed.tree import Tree, named_leaves, with_leaves
 
-ROUNDS, EPOCHS, BATCH, RATE = 8, 2, 32, 0.03
+ROUNDS, EPOCHS, BATCH = 8, 2, 32
+RATES = {"fedavg": 0.03, "fpl": 0.01}  # FPL does not learn with more
 BAD = ("street-0", "print-1", "pen-0", "ink-1")
 """The first f of them are bad: of different domains and sizes."""
 
@@ -162,7 +163,7 @@ def accuracy(
     bad = BAD[:attackers] if attack != "none" else ()
     task = mislabelled(minidigits(), bad) if attack == "labels + 1" else minidigits()
     training = Training(
-        rounds=rounds, epochs=EPOCHS, batch_size=BATCH, seed=seed, optimizer=Sgd(lr=RATE, momentum=0.9),
+        rounds=rounds, epochs=EPOCHS, batch_size=BATCH, seed=seed, optimizer=Sgd(lr=RATES[method], momentum=0.9),
         weighting="uniform", minimum_replies=9, on_divergence="skip",
     )  # fmt: skip
     uploads = UploadSettings(max_prototype_ratio=ratio).pipeline(robust)

@@ -20,7 +20,7 @@ from protofed.engine.around import unwrapped
 from protofed.engine.collector import Collector
 from protofed.engine.message import WireMessage
 from protofed.engine.state import State, Traffic
-from protofed.engine.upload_validation import UploadValidator, out_of_reach
+from protofed.engine.upload_validation import UploadValidator, out_of_reach_of_groups
 from protofed.errors import RoundAbandoned, RunFailed
 from protofed.nn.networks import Patterns, matching
 from protofed.optim.optimizers import halved
@@ -106,11 +106,11 @@ class RoundClients:
             sent = Evaluated(sent, evaluation_spec(federation.test_sets(self.ids[0]), federation.task.num_classes))
         validator = UploadValidator(sent, federation.limits)
         ticket = Ticket(federation.name, self._state.round, self._phase, self._runs, validator.model)
-        call = _Call(ticket, ids, step, message_for, like, validator, tests, trains, evaluates, upload_bytes)
-        if self._phase == "evaluate":
-            return self._stream(call)
         grouped = {} if group is None else {"group": group}
         exchange = Exchange(message_for, federation.task.num_classes, **grouped, where=self._where)
+        call = _Call(ticket, ids, step, exchange, like, validator, tests, trains, evaluates, upload_bytes)
+        if self._phase == "evaluate":
+            return self._stream(call)
         return federation.uploads.staged(self._stream(call), exchange)
 
     @property
@@ -161,9 +161,13 @@ class RoundClients:
             yield from replies
             return
         waiting = list(replies)
-        good = [(client, _upload_of(checked)) for client, _, _, checked in waiting if not isinstance(checked, Failure)]
+        good = [
+            (client, self._federation.uploads.decoded(_upload_of(checked), call.like))
+            for client, _, _, checked in waiting
+            if not isinstance(checked, Failure)
+        ]
         with unplaced():
-            failures = out_of_reach(good, call.message_for, reach)
+            failures = out_of_reach_of_groups(good, call.exchange, reach)
         for client, outcome, message, checked in waiting:
             yield client, outcome, message, failures.get(client, checked)
 
@@ -177,7 +181,7 @@ class RoundClients:
         for client in call.ids:
             if time.monotonic() > self._deadline:  # guard: nobody-asked-after-deadline
                 return  # guard: nobody-asked-after-deadline
-            call.sent[client] = call.message_for(client)
+            call.sent[client] = call.exchange.message_for(client)
             yield self._job(client, call)
 
     def _retried(self, client: ClientId, outcome: Any, call: "_Call") -> Any:
@@ -317,7 +321,7 @@ class _Call:
     ticket: Ticket
     ids: tuple[ClientId, ...]
     step: Step[Any, Any, Any]
-    message_for: Callable[[ClientId], Tree]
+    exchange: Exchange
     like: Tree
     """An upload as the method reads it."""
     validator: UploadValidator[Any]

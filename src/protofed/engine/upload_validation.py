@@ -1,6 +1,6 @@
 """The check that every upload passes before any method sees it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from statistics import median_high
@@ -16,7 +16,7 @@ from protofed.engine.message import Refused, WireMessage, bounds, digest, opened
 from protofed.runtimes.base import Failure, Reason
 from protofed.transforms.by_class import class_rows, of_classes
 from protofed.transforms.chain import Reach
-from protofed.transforms.stage import length, sent_weights
+from protofed.transforms.stage import Exchange, length, sent_weights
 from protofed.tree import Tree
 
 T = TypeVar("T")
@@ -203,6 +203,19 @@ def out_of_reach(
             for client, ratio in _beyond(lengths, reach.prototypes):  # guard: prototypes-within-reach
                 detail = f"{path}: holds a prototype {ratio:.3g} times as long as the median of the round"
                 found[client] = Failure(client, Reason.PROTO_TOO_LARGE, f"{detail}: above uploads.max_prototype_ratio")
+    return found
+
+
+def out_of_reach_of_groups(
+    uploads: Sequence[tuple[ClientId, Tree]], exchange: Exchange, reach: Reach
+) -> dict[ClientId, Failure]:
+    """The same of clients that a method keeps apart: features of other models may be of another size."""
+    groups: dict[Hashable, list[tuple[ClientId, Tree]]] = {}
+    for client, upload in uploads:
+        groups.setdefault(exchange.group(client, upload), []).append((client, upload))
+    found: dict[ClientId, Failure] = {}
+    for members in groups.values():
+        found |= out_of_reach(members, exchange.message_for, reach)
     return found
 
 
