@@ -74,7 +74,11 @@ class Server:
             c: self.sites[c].unmask(self.occasion, list(self.masked), self.dropped) for c in self.there(4, self.masked)
         }
         binding = about(self.occasion, DIGEST, self.roster)
-        return unmasked(self.masked, self.dropped, shares, self.roster, binding, self.needed)
+        return unmasked(self.masked_sum, list(self.masked), self.dropped, shares, self.roster, binding, self.needed)
+
+    @property
+    def masked_sum(self) -> Words:
+        return np.stack(list(self.masked.values())).sum(0)
 
 
 def server(tmp_path: Path, count: int = 10, seed: int = 0) -> Server:
@@ -304,7 +308,9 @@ def test_wrong_shares_of_a_key_give_no_sum(tmp_path: Path) -> None:
     shares = {c: of.sites[c].unmask(OCCASION, list(of.masked), of.dropped) for c in of.masked}
     shares["c00"]["c09"] = masks.new_secret()
     with pytest.raises(RoundAbandoned, match="c09"):
-        unmasked(of.masked, of.dropped, shares, of.roster, about(OCCASION, DIGEST, of.roster), of.needed)
+        unmasked(
+            of.masked_sum, list(of.masked), of.dropped, shares, of.roster, about(OCCASION, DIGEST, of.roster), of.needed
+        )
 
 
 # ---- the vault

@@ -137,9 +137,7 @@ class SecureClients(RoundClients):
         if self._sums.settings.masks:
             survivors, total = self._masked_sum(adds, message, like_numbers)
         else:
-            uploads = dict(super().run(adds, lambda _: message, like_numbers))
-            survivors = list(uploads)
-            total = torch.stack([upload.numbers.cpu() for upload in uploads.values()]).sum(0)
+            survivors, total = added_up(super().run(adds, lambda _: message, like_numbers), like_numbers)
         if not adds.point.is_sum_of(total, len(survivors)):  # guard: sums-garbage-refused
             raise RoundAbandoned(f"{self._where}: the sum is not one of what clients may add: masks were left in it.")
         totals = totals_of(adds.point.decoded(total), summands)
@@ -178,26 +176,28 @@ class SecureClients(RoundClients):
             rows = [sealed[other].sealed[place].cpu() if other in sealed else nothing for other in ids]
             return exchanges.Request(message, has_shared, torch.stack(rows))
 
-        masked = dict(super().run(AddMasked(adds, terms, occasion), request, like))
-        self._require(masked, needed, "added something")
+        survivors, masked = added_up(super().run(AddMasked(adds, terms, occasion), request, like), like)
+        self._require(survivors, needed, "added something")
+        dropped = [client for client in sealed if client not in survivors]
 
         standing = exchanges.Standing(
-            torch.tensor([client in masked for client in ids], device="cpu"),
-            torch.tensor([client in sealed and client not in masked for client in ids], device="cpu"),
+            torch.tensor([client in survivors for client in ids], device="cpu"),
+            torch.tensor([client in dropped for client in ids], device="cpu"),
         )
         like_unmasking = exchanges.UnmaskingUpload(exchanges.rows_of(count, masks.KEY_BYTES))
         shares = self._exchanged(Unmask(terms, occasion), standing, like_unmasking)
         self._require(shares, needed, "helped to take the masks away")
         given = {c: dict(zip(ids, map(exchanges.text_of, u.shares), strict=True)) for c, u in shares.items()}
         total = unmasked(
-            {client: words(upload.numbers.cpu().numpy()) for client, upload in masked.items()},
-            [client for client in sealed if client not in masked],
+            words(masked.numpy()),
+            survivors,
+            dropped,
             given,
             roster,
             about(occasion, digest, roster),
             needed,
         )
-        return list(masked), torch.from_numpy(total.view("int64"))
+        return survivors, torch.from_numpy(total.view("int64"))
 
     def _exchanged(self, step: Step[Any, Any, Any], message: Tree, like: Tree) -> dict[ClientId, Any]:
         """An exchange that is not of the method's: it changes nothing of what clients remember."""
@@ -228,3 +228,12 @@ class SecureClients(RoundClients):
         job = super()._job(client, call, halvings)
         plain = self._federation.client_context(client, self._state.round, self._phase, self._questions)
         return replace(job, method=Told(job.method), context=replace(job.context, step_seed=plain.step_seed))
+
+
+def added_up(uploads: Iterator[tuple[ClientId, MaskedUpload]], like: MaskedUpload) -> tuple[list[ClientId], Tensor]:
+    """Who has added, and the sum modulo 2⁶⁴, made as uploads arrive."""
+    survivors, total = [], torch.zeros_like(like.numbers)
+    for client, upload in uploads:
+        survivors.append(client)
+        total += upload.numbers.cpu()
+    return survivors, total
