@@ -59,15 +59,18 @@ if TYPE_CHECKING:
     from protofed.engine.secure_settings import SecureSettings
     from protofed.errors import BadInput, RunFailed
     from protofed.methods import METHODS
+    from protofed.methods.apfl import APFL
     from protofed.methods.averaging import Averaging
     from protofed.methods.ccvr import CCVR
     from protofed.methods.cfl import CFL
     from protofed.methods.ditto import Ditto
     from protofed.methods.fedadmm import FedADMM
     from protofed.methods.fedala import FedALA
+    from protofed.methods.fedamp import FedAMP
     from protofed.methods.fedasam import FedASAM
     from protofed.methods.fedavg import FedAvg
     from protofed.methods.fedavg_ft import FedAvgFT
+    from protofed.methods.fedbabu import FedBABU
     from protofed.methods.fedbn import FedBN
     from protofed.methods.fedcp import FedCP
     from protofed.methods.feddc import FedDC
@@ -77,25 +80,33 @@ if TYPE_CHECKING:
     from protofed.methods.fedem import FedEM
     from protofed.methods.fedetf import FedETF
     from protofed.methods.fedfomo import FedFomo
+    from protofed.methods.fedgen import FedGen
     from protofed.methods.fedgh import FedGH
+    from protofed.methods.fedhkd import FedHKD
     from protofed.methods.fedkd import FedKD
+    from protofed.methods.fedlc import FedLC
     from protofed.methods.fedmd import FedMD
     from protofed.methods.fedmlp import FedMLP
     from protofed.methods.fednh import FedNH
     from protofed.methods.fednova import FedNova
     from protofed.methods.fedntd import FedNTD
     from protofed.methods.fedopt import FedOPT
+    from protofed.methods.fedpac import FedPAC
     from protofed.methods.fedpc import FedPC
+    from protofed.methods.fedpcl import FedPCL
     from protofed.methods.fedper import FedPer
     from protofed.methods.fedper_plus import FedPerPlus
+    from protofed.methods.fedplvm import FedPLVM
     from protofed.methods.fedproc import FedProc
     from protofed.methods.fedproto import FedProto
     from protofed.methods.fedproto_avg import FedProtoAvg
     from protofed.methods.fedprox import FedProx
     from protofed.methods.fedrep import FedRep
+    from protofed.methods.fedrod import FedROD
     from protofed.methods.fedseproto import FedSeProto
     from protofed.methods.fedsoup import FedSoup
     from protofed.methods.fedsr import FedSR
+    from protofed.methods.fedtgp import FedTGP
     from protofed.methods.fpl import FPL
     from protofed.methods.ga import GA
     from protofed.methods.gpfl import GPFL
@@ -105,7 +116,10 @@ if TYPE_CHECKING:
     from protofed.methods.lg_fed import LGFed
     from protofed.methods.local import LocalOnly
     from protofed.methods.moon import Moon
+    from protofed.methods.mp_fedcl import MPFedCL
+    from protofed.methods.per_fedavg import PerFedAvg
     from protofed.methods.pfedcspc import PFedCSPC
+    from protofed.methods.pfedme import PFedMe
     from protofed.methods.scaffold import Scaffold
     from protofed.models.exporting import export
     from protofed.models.module import TrainedModel
@@ -123,6 +137,7 @@ if TYPE_CHECKING:
     from protofed.tree import record
 
 _METHODS = {
+    "APFL": "protofed.methods.apfl",
     "CCVR": "protofed.methods.ccvr",
     "CFL": "protofed.methods.cfl",
     "FPL": "protofed.methods.fpl",
@@ -134,9 +149,11 @@ _METHODS = {
     "Ditto": "protofed.methods.ditto",
     "FedADMM": "protofed.methods.fedadmm",
     "FedALA": "protofed.methods.fedala",
+    "FedAMP": "protofed.methods.fedamp",
     "FedASAM": "protofed.methods.fedasam",
     "FedAvg": "protofed.methods.fedavg",
     "FedAvgFT": "protofed.methods.fedavg_ft",
+    "FedBABU": "protofed.methods.fedbabu",
     "FedBN": "protofed.methods.fedbn",
     "FedCP": "protofed.methods.fedcp",
     "FedDC": "protofed.methods.feddc",
@@ -147,33 +164,45 @@ _METHODS = {
     "FedETF": "protofed.methods.fedetf",
     "FedFomo": "protofed.methods.fedfomo",
     "FedGH": "protofed.methods.fedgh",
+    "FedGen": "protofed.methods.fedgen",
+    "FedHKD": "protofed.methods.fedhkd",
     "FedKD": "protofed.methods.fedkd",
+    "FedLC": "protofed.methods.fedlc",
     "FedMD": "protofed.methods.fedmd",
     "FedMLP": "protofed.methods.fedmlp",
     "FedNH": "protofed.methods.fednh",
     "FedNTD": "protofed.methods.fedntd",
     "FedNova": "protofed.methods.fednova",
     "FedOPT": "protofed.methods.fedopt",
+    "FedPAC": "protofed.methods.fedpac",
     "FedPC": "protofed.methods.fedpc",
+    "FedPCL": "protofed.methods.fedpcl",
+    "FedPLVM": "protofed.methods.fedplvm",
     "FedPer": "protofed.methods.fedper",
     "FedPerPlus": "protofed.methods.fedper_plus",
     "FedProc": "protofed.methods.fedproc",
     "FedProto": "protofed.methods.fedproto",
     "FedProtoAvg": "protofed.methods.fedproto_avg",
     "FedProx": "protofed.methods.fedprox",
+    "FedROD": "protofed.methods.fedrod",
     "FedRep": "protofed.methods.fedrep",
     "FedSR": "protofed.methods.fedsr",
     "FedSeProto": "protofed.methods.fedseproto",
     "FedSoup": "protofed.methods.fedsoup",
+    "FedTGP": "protofed.methods.fedtgp",
     "KnnPer": "protofed.methods.knn_per",
     "LGFed": "protofed.methods.lg_fed",
     "LocalOnly": "protofed.methods.local",
+    "MPFedCL": "protofed.methods.mp_fedcl",
     "Moon": "protofed.methods.moon",
     "PFedCSPC": "protofed.methods.pfedcspc",
+    "PFedMe": "protofed.methods.pfedme",
+    "PerFedAvg": "protofed.methods.per_fedavg",
     "Scaffold": "protofed.methods.scaffold",
 }
 
 __all__ = [
+    "APFL",
     "CCVR",
     "CFL",
     "FPL",
@@ -197,9 +226,11 @@ __all__ = [
     "Ditto",
     "FedADMM",
     "FedALA",
+    "FedAMP",
     "FedASAM",
     "FedAvg",
     "FedAvgFT",
+    "FedBABU",
     "FedBN",
     "FedCP",
     "FedDC",
@@ -210,35 +241,46 @@ __all__ = [
     "FedETF",
     "FedFomo",
     "FedGH",
+    "FedGen",
+    "FedHKD",
     "FedKD",
+    "FedLC",
     "FedMD",
     "FedMLP",
     "FedNH",
     "FedNTD",
     "FedNova",
     "FedOPT",
+    "FedPAC",
     "FedPC",
+    "FedPCL",
+    "FedPLVM",
     "FedPer",
     "FedPerPlus",
     "FedProc",
     "FedProto",
     "FedProtoAvg",
     "FedProx",
+    "FedROD",
     "FedRep",
     "FedSR",
     "FedSeProto",
     "FedSoup",
+    "FedTGP",
     "KnnPer",
     "LGFed",
     "LocalOnly",
     "LoggingSettings",
     "MLflow",
+    "MPFedCL",
     "Method",
     "Model",
     "Moon",
     "Objective",
     "Observer",
     "PFedCSPC",
+    "PFedMe",
+    "PerFedAvg",
     "Reply",
     "Result",
     "RmsProp",
