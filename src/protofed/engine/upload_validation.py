@@ -171,7 +171,7 @@ def _is_variance(path: str, role: Role) -> bool:
 
 def _uncounted(rows: Tensor, count: Tensor) -> Tensor:
     """Which rows (C, ...) say something of a class without examples."""
-    return (rows != 0).reshape(len(count), -1).any(-1) & (count == 0)
+    return (rows != 0).reshape(*count.shape, -1).any(-1) & (count == 0)
 
 
 def _says_of(leaf: Tensor, dropped: Tensor) -> Tensor:
