@@ -32,6 +32,11 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("fedproto", {"prototype_mode": "recomputed"}),
     ("fedproto_avg", {"prototype_mode": "recomputed"}),
     ("moon", {"contrast_weight": 5.0}),
+    ("fedpac", {"combination": False}),
+    ("fedtgp", {"inference": "classifier"}),
+    ("fedplvm", {"most_prototypes": 1, "correction": False}),
+    ("fedhkd", {"prediction_distance": "divergence", "feature_distance": "mean_square", "noise": 0.1}),
+    ("fedpcl", {"encoder": "trained", "rivals": "others", "inference": "global"}),
 ]
 """Settings that take another path through a method than its defaults do."""
 

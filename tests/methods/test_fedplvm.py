@@ -76,15 +76,21 @@ def test_features_are_those_of_the_trained_model_in_evaluation_mode() -> None:
 
 
 def test_the_server_clusters_the_prototypes_of_all_clients_and_averages_the_clusters() -> None:
-    none = torch.zeros(1, 2)
-    ann = Prototypes(torch.stack([PAIRS[:2], torch.cat([PAIRS[:1], none])]), torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
-    bob = Prototypes(torch.stack([PAIRS[2:], torch.zeros(2, 2)]), torch.tensor([[1.0, 1.0], [0.0, 0.0]]))
+    near = torch.cat([PAIRS[:2], torch.tensor([[3.0, 0.1]])])  # three near (1, 0) against two near (0, 1)
+    ann = Prototypes(
+        torch.stack([near, torch.tensor([[4.0, 0.0], [0.0, 0.0], [0.0, 0.0]])]),
+        torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]),
+    )
+    bob = Prototypes(
+        torch.stack([torch.cat([PAIRS[2:], torch.zeros(1, 2)]), torch.zeros(3, 2)]),
+        torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]]),
+    )
     kept = prototypes([[9.0, 9.0], [9.0, 9.0]], [0.0, 0.0])
     found = FedPLVM().clustered([ann, bob], Targets(torch.zeros(1, 2), torch.tensor([-1]), kept))
     assert found.label.tolist() == [0, 0, 1]
     torch.testing.assert_close(found.clusters, torch.tensor([[3.0, 0.1], [0.05, 2.0], [4.0, 0.0]]))
     torch.testing.assert_close(found.average.mean, torch.tensor([[1.525, 1.05], [4.0, 0.0]]))
-    assert found.average.count.tolist() == [4, 1]  # local prototypes behind it
+    assert found.average.count.tolist() == [5, 1]  # local prototypes behind it
     again = FedPLVM().clustered([bob], found)  # nobody sends the second class
     assert again.label.tolist() == [0, 1]
     assert again.clusters[1].tolist() == [4, 0]
