@@ -10,7 +10,7 @@ Departures:
 1. A client trains from the mixed model that it receives, as in easyFL; the paper leaves the start open. PFLlib trains
    on from the client's own model, and its penalty has no gradient, so that its clients learn alone.
 2. Where the weights of the others add up to more than 1, they are divided by their sum; the paper takes α small enough.
-3. α stays as it is; the paper's experiments divide it by 10 every 30 rounds.
+3. α stays as it is; easyFL divides it by 10 every 30 rounds.
 4. A client that does not take part in a round is represented by the model that it sent last, one that never has by the
    initial weights. One that the server does not know is sent the plain mean.
 5. Distances and cosines are over parameters. Statistics of BatchNorm, which the paper does not consider, are averaged
