@@ -36,9 +36,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedseproto, prototypes": {"shares": "prototypes"},
     "fedproc, uniform": {"prototype_weighting": "uniform"},
     "fedmd": {"alignment_size": 8},
+    "cfl": {"first_round": 0, "stationary_norm": 1e9, "progress_norm": 0.0},
 }
 CASES = sorted({*METHODS, *SETTINGS})
-NOT_SUMS = {"fedfomo", "fedgh", "fedpc", "fpl", "fpl, half global", "ga", "grace", "pfedcspc"}
+NOT_SUMS = {
+    *("cfl", "fedamp", "feddistill", "fedfomo", "fedgen", "fedgh", "fedpac", "fedpc", "fedpcl", "fedplvm", "fedtgp"),
+    *("fpl", "fpl, half global", "ga", "grace", "mp_fedcl", "pfedcspc"),
+}
 TASK = small_task({name: [0, 1, 2, 3, 0, 1, 2, 3] for name in ("ann", "bob", "cyd", "dan", "eve")})
 
 
