@@ -159,6 +159,14 @@ def test_the_server_averages_bodies_and_centroids_and_combines_heads() -> None:
     assert own.heads["a"]["classifier.weight"].item() == 1
 
 
+def test_heads_are_combined_on_the_cpu_wherever_new_tensors_appear() -> None:
+    sent = [upload(1.0, [[4.0]], [2.0], 1.0, 2), upload(5.0, [[1.0]], [1.0], 1.0, 1)]
+    expected = [head["classifier.weight"].item() for head in FedPAC().combined(sent)]
+    with torch.device("meta"):  # as it is with a GPU: what is made there cannot meet what is on the CPU
+        found = FedPAC().combined(sent)
+    assert [head["classifier.weight"].item() for head in found] == expected
+
+
 def test_a_client_receives_its_own_head_and_a_new_client_the_mean() -> None:
     body = {"features.weight": torch.tensor([7.0]), "classifier.weight": torch.tensor([2.0])}
     state = Combined(body, {"a": {"classifier.weight": torch.tensor([3.0])}}, no_prototypes(2, 1))

@@ -133,7 +133,8 @@ class FedPAC(Averages, Method[Combined, Message, Nothing, Upload]):
         if not self.combination:
             return heads
         reference = torch.stack([upload.received_mean * shares(upload.count)[:, None] for upload in sent])  # (N, C, D)
-        weights = combination_weights(reference, torch.stack([upload.variance for upload in sent]))
+        with torch.device("cpu"):  # small programs, which a GPU would only be slow at
+            weights = combination_weights(reference.cpu(), torch.stack([upload.variance for upload in sent]).cpu())
         return [weighted_mean((head, w) for head, w in zip(heads, row, strict=True) if w) for row in weights.tolist()]
 
     # ---- the client's half
@@ -198,7 +199,7 @@ def combination_weights(reference: Tensor, variance: Tensor) -> Tensor:
     """α, what each client (a row) takes of each head, (N, N); from h (N, C, D) and V (N,). A row minimises
     Σ_j α_j² V_j + ‖Σ_j α_j (h_i − h_j)‖², with weights that are not negative and sum to 1 (tools.py,
     get_head_agg_weight)."""
-    reference, variance = reference.double().cpu().flatten(1), variance.double().cpu()
+    reference, variance = reference.double().flatten(1), variance.double()
     # guard: no-negative-variance
     programs = [torch.diag(variance.clamp(min=0)) + gram(own - reference) for own in reference]
     weights = torch.stack([least_on_simplex(program) for program in programs])

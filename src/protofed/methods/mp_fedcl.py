@@ -138,7 +138,8 @@ def clustered(z: Tensor, y: Tensor, num_classes: int, clusters: int, draws: torc
 
 def pooled(sent: list[Prototypes], previous: Pool) -> Pool:
     """All prototypes of the round, and those from before of classes that nobody sent."""
-    classes = torch.arange(len(sent[0].count))[:, None].expand_as(sent[0].count)  # (C, J)
+    count = sent[0].count
+    classes = torch.arange(len(count), device=count.device)[:, None].expand_as(count)  # (C, J)
     label = torch.cat([classes[p.is_known] for p in sent])
     stays = (previous.label >= 0) & ~torch.isin(previous.label, label)
     prototypes = torch.cat([previous.prototypes[stays], *(p.mean[p.is_known] for p in sent)])
