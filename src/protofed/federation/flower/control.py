@@ -4,6 +4,7 @@ import hashlib
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import httpx
@@ -183,10 +184,8 @@ class Session:
     def close(self, status: str = SubStatus.COMPLETED) -> None:
         """Ends the run at the SuperLink, if that is there."""
         self._stop.set()
-        try:
+        with suppress(Unreachable, Turned, RunOver):  # it ends the run by itself when it hears no more of it
             called(self._client.PushTaskOutput, PushTaskOutputRequest(sub_status=status, details=""))
-        except (Unreachable, Turned, RunOver):
-            pass  # it ends the run by itself when it hears no more of it
         self._client.close()
 
     def _fetched(self, name: str, tree: Any, most_bytes: int) -> Signed:
