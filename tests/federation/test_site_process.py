@@ -241,8 +241,11 @@ def test_a_worker_that_dies_or_hangs_costs_its_clients_and_nobody_else(
 
 
 def test_a_site_is_one_process(settings: SiteSettings) -> None:
-    first = only_process(settings.state)
-    with first, pytest.raises(BadInput, match="another process"), only_process(settings.state):
+    with (
+        only_process(settings.state),
+        pytest.raises(BadInput, match="another process"),
+        only_process(settings.state),
+    ):
         pass
     with only_process(settings.state):
         pass

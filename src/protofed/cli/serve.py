@@ -67,7 +67,15 @@ def serve(
             tell(f"waiting for {', '.join(link.sites())}")
             name = serving.run_name(folder, resume)
             memory: OnMemoryLost = "start afresh" if start_afresh else "leave out"
-            ready = prepared(link, config, name, seconds=wait, on_memory_lost=memory, speakers=serving.speakers(server))
+            ready = prepared(
+                link,
+                config,
+                name,
+                seconds=wait,
+                resend_after=serving.RESENDS,
+                on_memory_lost=memory,
+                speakers=serving.speakers(server),
+            )
             serving.note(server, folder, config.training.rounds)
             tell("all sites take part")
             with progress.observer(console, lambda: stop.notice) as observer:

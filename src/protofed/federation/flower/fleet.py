@@ -1,5 +1,4 @@
-"""A site's end: one connection that goes out to the SuperLink's Fleet API, with the site's key. Nothing listens
-here."""
+"""A site's end: one connection that goes out to the SuperLink's Fleet API, with the site's key. Nothing listens."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -47,7 +46,7 @@ class Fleet:
         """Says that the site is there. The process that was here before may have been killed: it is signed off, or the
         SuperLink would refuse this one for as long as it believes in the other."""
         if before:
-            with suppress(Turned):  # the SuperLink knows that it is gone
+            with suppress(Turned):  # it knows that the other is gone
                 self._call(self._client.DeactivateNode, DeactivateNodeRequest(node_id=before))
         request = ActivateNodeRequest(public_key=self._public, heartbeat_interval=HEARTBEAT)
         self.node = self._call(self._client.ActivateNode, request).node_id
