@@ -1905,6 +1905,18 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="remote-runs-without-secure-sums",
+        what="a run over sites does not pretend to have secure sums",
+        tests="tests/federation/test_runs.py -k cannot",
+        new="if False:",
+    ),
+    Guard(
+        id="server-without-labels-compares-none",
+        what="a server whose clients are at sites does not refuse what they withhold rightly",
+        tests="tests/federation/test_runs.py -k rare",
+        swap=(", min_class_count=0", ""),
+    ),
+    Guard(
         id="secure-without-reach",
         what="secure sums: comparing single uploads is refused",
         tests="tests/engine/test_secure.py -k changes_single_uploads",

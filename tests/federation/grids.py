@@ -15,6 +15,7 @@ from protofed.federation.in_process import InProcess
 from protofed.federation.interface import Link
 from protofed.federation.messages import Limits
 from protofed.federation.runtime import Remote
+from protofed.federation.server import at_server
 from protofed.federation.site import Site
 from protofed.federation.site_data import SiteData, own_part
 from protofed.federation.site_store import StateFiles
@@ -67,7 +68,7 @@ def remote(
     description = described(config, run, sites, central, on_memory_lost)
     agree(link, description, sites, 5.0)
     runtime = Remote(link, description, sites.site_of, config.training.deadline, resend_after)
-    pipeline, fine_tune = config.uploads.pipeline(), config.evaluation.fine_tune
+    pipeline, fine_tune = at_server(config.uploads.pipeline()), config.evaluation.fine_tune
     return Federation(
         config.method,
         blank,

@@ -12,6 +12,7 @@ from federation.grids import config_of, here, remote, sites_of, states
 from protofed.api.method import Method
 from protofed.engine.around import Around, At
 from protofed.engine.federation import Federation
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.state import State
 from protofed.engine.training import Training
 from protofed.errors import BadInput, RunFailed
@@ -57,6 +58,7 @@ def both(
 
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rare classes are withheld": ("fednh", {"uploads": UploadSettings(min_class_count=2)}),
     "uploads are rounded and clipped": ("fpl", {"uploads": UploadSettings("bfloat16", "median")}),
     "clients keep their statistics": ("fedpc", {"norm_statistics": "local"}),
     "nobody keeps statistics": ("ifca", {"norm_statistics": "dropped"}),
@@ -271,9 +273,11 @@ def test_settings_that_a_remote_run_cannot_have_are_refused(changes: dict[str, A
 def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:
     config = digits("fedper", deadline=0.0, on_divergence="stop")
     config = replace(config, evaluation=EvaluationSettings(global_models=True), runtime=RuntimeSettings(threads=2))
+    config = replace(config, secure=SecureSettings(sums=True))
     with pytest.raises(BadInput) as refused:
         prepared(InProcess({}), config, "r1")
-    for key in ("training.deadline", "training.on_divergence", "evaluation.global_models", "runtime.threads"):
+    keys = ("training.deadline", "training.on_divergence", "evaluation.global_models", "runtime.threads", "secure.sums")
+    for key in keys:
         assert key in str(refused.value)
 
 
