@@ -178,7 +178,7 @@ def test_a_run_that_is_stopped_goes_on_where_it_was_and_has_the_same_scores(meth
 
 
 def test_a_run_under_another_name_has_none_of_its_states(tmp_path: Path) -> None:
-    config, folder = digits("ditto", fraction=1.0, attempts=1), RunFolder(tmp_path / "run")
+    config, folder = digits("scaffold", fraction=1.0, attempts=1), RunFolder(tmp_path / "run")
     config = replace(config, evaluation=EvaluationSettings(every=2))
     link = InProcess(digit_sites(tmp_path))
     stop: Iterator[bool] = iter([False, True, True])
@@ -198,7 +198,7 @@ def test_a_run_is_not_resumed_with_other_clients(tmp_path: Path) -> None:
 
 def test_of_a_run_that_is_loaded_only_the_public_model_is_here(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    execute(prepared(InProcess(digit_sites(tmp_path)), digits("ditto", rounds=1), "r1"), folder)
+    execute(prepared(InProcess(digit_sites(tmp_path)), digits("scaffold", rounds=1), "r1"), folder)
     result = load(folder.path)
     assert isinstance(result, Result)
     inputs = torch.zeros(2, 3, 28, 28)
@@ -210,9 +210,9 @@ def test_of_a_run_that_is_loaded_only_the_public_model_is_here(tmp_path: Path) -
 
 def test_a_run_may_be_made_longer(tmp_path: Path) -> None:
     folder, link = RunFolder(tmp_path / "run"), InProcess(digit_sites(tmp_path))
-    execute(prepared(link, digits("ditto", rounds=1), "r1"), folder)
-    far = execute(prepared(link, digits("ditto"), "r1"), folder, resume=True, allowed_changes=("training.rounds",))
-    near = execute(digits("ditto").experiment())
+    execute(prepared(link, digits("scaffold", rounds=1), "r1"), folder)
+    far = execute(prepared(link, digits("scaffold"), "r1"), folder, resume=True, allowed_changes=("training.rounds",))
+    near = execute(digits("scaffold").experiment())
     assert_same(far.server, near.server, "the server's state of a run that was made longer")
     assert not far.rounds[-1].failures
 
