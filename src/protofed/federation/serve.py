@@ -99,9 +99,11 @@ def status(server: ServerFolder) -> Mapping[str, SiteNode]:
 
 
 def run_name(folder: RunFolder, resume: bool) -> str:
-    """The name under which sites know a run. It lies beside the run's folder, and stays the same when it is resumed."""
+    """The name under which sites know a run. It lies beside the run's folder, and stays the same for as long as that is
+    there: what sites keep for the run is found by it."""
     above, name = folder.path.absolute().parent, f"{folder.path.name}.name"
-    if resume and folder.path.exists():
+    is_known = folder.path.exists() and name in opening.names_in(above)
+    if is_known or (resume and folder.path.exists()):
         try:
             found = opening.read(above, name, most=200).decode("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
