@@ -1,6 +1,7 @@
 """A run whose clients are at sites, ready to be done by `protofed.runs.runner.execute`."""
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from math import inf
 
 from protofed.api.task import ClientId, Task
