@@ -52,7 +52,7 @@ def assert_as_in_one_process(machines: Machines, experiment: Path) -> None:
     there = wire.decode_arrays((last / "server.safetensors").read_bytes())
     here = wire.to_arrays(state.server)
     assert there.keys() == here.keys()
-    assert all(there[name].equal(here[name]) for name in here)
+    assert all(there[name].equal(here[name]) for name in here), machines.everything()
     kept = memories(state)
     assert kept.keys() == {*own}
     for site, clients in machines.clients.items():

@@ -169,6 +169,31 @@ def test_an_answer_to_an_earlier_order_does_not_count(both: tuple[Running, Flowe
     assert any("answers something else" in text for text in one.told)
 
 
+def test_an_answer_that_broke_off_is_sent_on(
+    both: tuple[Running, FlowerLink, dict[str, Fleet]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SuperLink takes one answer to an order, also if only its beginning came."""
+    one, link, fleets = both
+    body = os.urandom(3 * PART)
+    link.send("A", b"do", MOST)
+    order = next_order(fleets["A"])
+    nonce = verified(order.message, one.own.public_key(), "order", one.federation, order.run, "A").nonce
+    reply = signed(one.keys["A"], "answer", one.federation, order.run, "A", nonce, body, time.time())
+    push, pushed = fleets["A"]._client.PushObject, list[object]()
+
+    def breaks(request: object) -> object:
+        pushed.append(request)
+        if len(pushed) == 2:
+            raise httpx.ConnectError("the line is cut")
+        return push(request)
+
+    monkeypatch.setattr(fleets["A"]._client, "PushObject", breaks)
+    with pytest.raises(Unreachable, match="cut"):
+        fleets["A"].answer(order, reply)
+    fleets["A"].answer(order, reply)
+    assert list(link.receive(30)) == [("A", body)]
+
+
 def test_no_more_is_taken_in_than_was_asked_for(both: tuple[Running, FlowerLink, dict[str, Fleet]]) -> None:
     one, link, fleets = both
     link.send("A", b"small", 1000)

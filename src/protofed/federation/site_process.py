@@ -89,8 +89,8 @@ class SiteProcess:
                     self._take_part()
                 except (Unreachable, Turned) as error:
                     self._say(self._words(error))
-                    if isinstance(error, Turned):
-                        self._disconnect()  # what this process knew of its node may be wrong
+                    # An order may have been lost on its way here. A site that comes anew is asked again.
+                    self._disconnect()  # guard: federation-lost-orders-asked-again
                     pause = min(pause * 2, LONGEST_PAUSE)
                     self._sleep(pause)
         except Stopped:
@@ -120,7 +120,7 @@ class SiteProcess:
                 self._sleep(POLLS if time.monotonic() - last < IDLE_AFTER else POLLS_IDLE)
 
     def _connected(self) -> Fleet:
-        """The connection: a new one for a new process; else the one that there was, whose node is still the same."""
+        """The connection. Whenever it is a new one, the server sends again what it waits for."""
         if self._fleet is None:
             fleet = self.connect()
             try:

@@ -40,6 +40,7 @@ class Fleet:
         self._public = public_text(key.public_key()).encode()
         self._clock = clock
         self._beaten = 0.0
+        self._last: tuple[Signed, Delivery, Outgoing] | None = None
         self.node = 0
 
     def activate(self, before: int) -> None:
@@ -84,8 +85,7 @@ class Fleet:
         return Delivery(run, name, opened(name, contents), metadata.created_at + metadata.ttl)
 
     def answer(self, delivery: Delivery, message: Signed) -> None:
-        keep = delivery.end - time.time() - 1
-        outgoing = Outgoing(message, delivery.run, self.node, SERVER_NODE, delivery.id, keep)
+        outgoing = self._outgoing(delivery, message)
         response = self._call(
             self._client.PushMessages,
             PushMessagesRequest(
@@ -106,6 +106,16 @@ class Fleet:
             )
             if not self._call(self._client.PushObject, request).stored:
                 raise Unreachable("the SuperLink took too long to take the answer")
+
+    def _outgoing(self, delivery: Delivery, message: Signed) -> Outgoing:
+        """An answer that is sent again must have the name that it had: the SuperLink takes one answer to an order, and
+        of that what is missing."""
+        last = self._last
+        if last is None or last[0] != message or last[1] != delivery:
+            keep = delivery.end - time.time() - 1
+            outgoing = Outgoing(message, delivery.run, self.node, SERVER_NODE, delivery.id, keep)
+            self._last = last = message, delivery, outgoing
+        return last[2]
 
     def close(self) -> None:
         self._client.close()

@@ -27,8 +27,8 @@ KEEP_FOR = 7 * 24 * 3600.0
 """Seconds for which the SuperLink keeps a message that nobody fetches."""
 WAITS = 0.05
 """Seconds until an object is asked for again that its sender is still sending."""
-SENDS_FOR = 600.0
-"""Seconds for which nothing new may come of a message that its sender is still sending."""
+SENDS_FOR = 60.0
+"""Seconds for which nothing new may come of a message that its sender is still sending. Then it is asked for again."""
 ROOM = 64 * 1024
 """Bytes of a message beside its content."""
 SERVER_NODE = 1
