@@ -1905,6 +1905,12 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="remote-runs-without-own-files",
+        what="a run over sites refuses the user's own files, whose classes sites cannot agree on",
+        tests="tests/federation/test_runs.py -k own_files",
+        new="if False:",
+    ),
+    Guard(
         id="remote-runs-without-secure-sums",
         what="a run over sites does not pretend to have secure sums",
         tests="tests/federation/test_runs.py -k cannot",

@@ -35,6 +35,7 @@ from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder
 from protofed.runtimes.base import Reason
 from protofed.runtimes.client_store import Receipt
+from protofed.tasks.custom.settings import Custom
 from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
 from protofed.testing.federations import TASK, after, assert_same, memories
 from protofed.transforms.chain import UploadSettings
@@ -268,6 +269,12 @@ def test_public_models_are_judged_at_sites_whose_test_sets_are_drawn(tmp_path: P
 def test_settings_that_a_remote_run_cannot_have_are_refused(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=key):
         prepared(InProcess(digit_sites(tmp_path)), digits("fpl", **changes), "r1")
+
+
+def test_own_files_are_refused(tmp_path: Path) -> None:
+    config = replace(digits("fedavg"), task=Custom(path=str(tmp_path)))
+    with pytest.raises(BadInput, match=r"task\.name"):
+        prepared(InProcess({}), config, "r1")
 
 
 def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:

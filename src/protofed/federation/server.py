@@ -15,6 +15,7 @@ from protofed.runs.config.config import Config
 from protofed.runs.config.messages import refuse
 from protofed.runs.config.schema import Problem
 from protofed.runs.runner import Experiment
+from protofed.tasks import ReadsOwnFiles
 from protofed.transforms.chain import UploadPipeline
 
 
@@ -86,6 +87,9 @@ def check_remote(config: Config) -> Iterator[Problem]:
     if training.on_divergence == "stop":  # guard: remote-runs-go-on
         what = 'is "stop", so any one site could end the run: take "skip" or "retry_half_lr"'
         yield Problem(("training", "on_divergence"), what)
+    if isinstance(config.task, ReadsOwnFiles):  # guard: remote-runs-without-own-files
+        what = "is of your own files: sites cannot agree on their classes and columns yet. Take another task"
+        yield Problem(("task", "name"), what)
     if config.secure.sums:  # guard: remote-runs-without-secure-sums
         what = "is for runs in one process so far: sites do not exchange keys with each other yet. Set it to false"
         yield Problem(("secure", "sums"), what)
