@@ -72,9 +72,9 @@ def test_prototypes_are_compared_within_clusters_of_clients() -> None:
     """Features of another model may be of another size: a to c have lengths near 1, d to f near 50, but for f's 900."""
     uploads = [(name, prototypes([size, 0])) for name, size in zip("abcdef", (1, 1, 1, 50, 60, 900), strict=True)]
     apart = Exchange(lambda client: {}, num_classes=1, group=lambda client, upload: client > "c")
-    assert [*out_of_reach_of_groups(uploads, apart, Reach())] == ["f"]
+    assert [*out_of_reach_of_groups(uploads, apart, Reach(prototypes=10))] == ["f"]
     together = Exchange(lambda client: {}, num_classes=1)
-    assert [*out_of_reach_of_groups(uploads, together, Reach())] == ["f"]
+    assert [*out_of_reach_of_groups(uploads, together, Reach(prototypes=10))] == ["f"]
     assert [*out_of_reach_of_groups(uploads[:-1], together, Reach(prototypes=20))] == ["d", "e"]
     assert [*out_of_reach_of_groups(uploads[:-1], apart, Reach(prototypes=20))] == []
 

@@ -1944,6 +1944,7 @@ GUARDS = (
         id="secure-nothing-but-sums",
         what="secure sums: a method cannot ask for uploads one by one",
         tests="tests/engine/test_secure.py -k one_by_one",
+        new="if False:",
     ),
     Guard(
         id="federation-keys-one-curve",

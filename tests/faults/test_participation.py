@@ -555,7 +555,7 @@ def test_an_engine_that_sums_as_replies_arrive_gives_many_states(monkeypatch: py
         yield from arrivals
 
     monkeypatch.setattr(Collector, "sorted", unsorted)
-    monkeypatch.setattr("protofed.methods.families.Mean", CarelessMean)
+    monkeypatch.setattr("protofed.api.sums.Mean", CarelessMean)
     assert len(hashes_of_arrivals(10)) > 1
 
 

@@ -54,7 +54,7 @@ ONE_CLASS = small_task({"ann": [0, 1, 2, 3, 0, 1, 2, 3, 0], "bob": [LONE] * 6, "
 
 SENDS_PROTOTYPES = (
     *("fpl", "fedseproto", "fedpc", "pfedcspc", "fedproto_avg", "fedproc", "fedmlp", "fednh", "fedproto", "fedgh"),
-    *("fedhkd", "fedpac", "fedpcl", "fedplvm", "fedtgp", "mp_fedcl"),
+    *("feddistill", "fedhkd", "fedpac", "fedpcl", "fedplvm", "fedtgp", "mp_fedcl"),
 )
 
 
@@ -95,7 +95,7 @@ def test_a_client_of_one_class_trains_a_hundred_steps_and_stays_finite(
     # Six examples in batches of eight: each epoch is one step.
     of = federation(METHODS[name](), ONE_CLASS, epochs=100, optimizer=optimizer)
     reply = reply_of(of, after_one_round(name), "bob")
-    assert len(optimizer.steps) >= 100
+    assert len(optimizer.steps) >= 100 or name == "pfedme"  # which descends with an optimiser of its own
     assert_finite(reply, "what a client of one class replies and keeps")
 
 

@@ -197,8 +197,8 @@ def test_a_client_that_did_not_train_well_has_no_say_in_the_weights() -> None:
     of, state = federation(GA()), usual(GA(), 1)
 
     class Deaf(RoundClients):
-        def run(self, step: Any, message_for: Any, like: Any) -> Any:
-            uploads = super().run(step, message_for, like)
+        def run(self, step: Any, message_for: Any, like: Any, group: Any = None) -> Any:
+            uploads = super().run(step, message_for, like, group)
             return ((c, u) for c, u in uploads if step != self._federation.method.train or c != "cyd")
 
     everyone = Deaf(of, state, of.ids, "round")
@@ -212,9 +212,9 @@ def test_the_message_of_the_second_exchange_is_the_new_mean() -> None:
     seen: list[tuple[str, Any]] = []
 
     class Watching(RoundClients):
-        def run(self, step: Any, message_for: Any, like: Any) -> Any:
+        def run(self, step: Any, message_for: Any, like: Any, group: Any = None) -> Any:
             seen.append((step.__name__, message_for("ann").params))
-            return super().run(step, message_for, like)
+            return super().run(step, message_for, like, group)
 
     of, state = federation(GA()), usual(GA(), 1)
     server = of.method.round(state.server, Watching(of, state, of.ids, "round"))

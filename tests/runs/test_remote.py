@@ -107,7 +107,7 @@ def test_the_user_s_own_classes_travel_with_what_they_import(tmp_path: Path, mon
     assert there["code"].keys() == {"helper_of_mine.py", "travelling_method.py"}
     for name in ("helper_of_mine", "travelling_method"):  # another machine has not loaded them, and has no such folder
         monkeypatch.delitem(sys.modules, name)
-    for path in tmp_path.iterdir():
+    for path in tmp_path.glob("*.*"):
         path.unlink()
     path = list(sys.path)
     failure, files = run_here(there, NEVER)

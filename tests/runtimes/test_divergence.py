@@ -14,6 +14,7 @@ from protofed import BadInput, RunFailed
 from protofed.api.contexts import Reply
 from protofed.api.requests import Fit, Fitted, Objective
 from protofed.engine.federation import Federation
+from protofed.engine.message import bounds
 from protofed.engine.round import RoundClients
 from protofed.engine.state import State
 from protofed.engine.training import Training
@@ -257,6 +258,7 @@ def test_a_rate_that_the_method_sets_is_halved_too(method: Any, expected: list[f
     of = Federation(method, tiny(), federation("retry_half_lr").training)
     clients = RoundClients(of, State(0, of.initial_server, {}), of.ids, "round")
     call = SimpleNamespace(ticket=NO_TICKET, tests="none", sent={"c01": method.message_for(of.initial_server, "c01")})
+    call.validator = SimpleNamespace(bounds=bounds({}))
     call.step, call.evaluates = method.train, False
     job = clients._job("c01", call, halvings=2)
     rates: list[float] = []

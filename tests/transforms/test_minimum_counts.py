@@ -25,15 +25,22 @@ from protofed.tree import named_leaves
 TRAINING = Training(rounds=2, epochs=1, batch_size=4)
 SENDING = [
     "ccvr",
+    "feddistill",
     "fedgh",
+    "fedhkd",
     "fedmlp",
     "fednh",
+    "fedpac",
     "fedpc",
+    "fedpcl",
+    "fedplvm",
     "fedproc",
     "fedproto",
     "fedproto_avg",
     "fedseproto",
+    "fedtgp",
     "fpl",
+    "mp_fedcl",
     "pfedcspc",
 ]
 """The methods that send something of each class."""

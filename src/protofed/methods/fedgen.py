@@ -116,6 +116,8 @@ class FedGen(PublicWeights[WithGenerator, Nothing, CountingUpload]):
             counts.append(upload.count)
         params, count = mean.value(), torch.stack(counts).double()  # (K, C)
         is_known, share = count.sum(0) > 0, (count / count.sum(0).clamp(min=1)).float()
+        if not is_known.any():  # nobody may tell of any class
+            return WithGenerator(params, state.generator, state.is_known)
         trained = server.fit(
             Objective(self.generator_loss, trains=GENERATOR),
             params={**params, **state.generator},

@@ -80,10 +80,17 @@ def _add_module(module: ModuleType, seen: dict[str, str]) -> None:
                 _add_module(other, seen)
 
 
+def _parsed(content: bytes) -> ast.Module:
+    try:
+        return ast.parse(content)
+    except SystemError:  # Python 3.11 counts the depth of all threads together, so that two may disturb each other
+        return ast.parse(content)
+
+
 def _imported(module: ModuleType, content: bytes) -> Iterator[ModuleType]:
     """The modules that a file imports, also inside functions, as far as they are loaded or lie beside it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(content)):
+    for node in ast.walk(_parsed(content)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
