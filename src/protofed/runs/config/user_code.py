@@ -9,6 +9,7 @@ import hashlib
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from importlib.machinery import PathFinder
@@ -80,10 +81,13 @@ def _add_module(module: ModuleType, seen: dict[str, str]) -> None:
                 _add_module(other, seen)
 
 
+_PARSER = threading.Lock()
+
+
 def _parsed(content: bytes) -> ast.Module:
-    try:
-        return ast.parse(content)
-    except SystemError:  # Python 3.11 counts the depth of all threads together, so that two may disturb each other
+    with (
+        _PARSER
+    ):  # Python 3.11 counts the depth of all threads together, and raises SystemError where two parse at once
         return ast.parse(content)
 
 
