@@ -1,7 +1,6 @@
 """The engine: setup, rounds, finish; who takes part, and what counts."""
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,7 +22,7 @@ from protofed.engine.norm_statistics import with_norm_statistics
 from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.round import RoundClients
 from protofed.engine.sampling import round_half_up, shuffled
-from protofed.engine.state import State, Traffic
+from protofed.engine.state import State
 from protofed.engine.test_sets import APART, client_tests, is_testable, pooled_tests
 from protofed.engine.training import Training
 from protofed.engine.upload_validation import Limits
@@ -96,21 +95,7 @@ class Federation:
     def finish(self, state: State) -> State:
         """The state after what the method does at the end."""
         finished = self._attempted(self._end, state)
-        traffic = {
-            c: state.traffic.get(c, Traffic()) + finished.traffic.get(c, Traffic())
-            for c in {**state.traffic, **finished.traffic}
-        }
-        return replace(
-            finished,
-            failures=(*state.failures, *finished.failures),
-            traffic=traffic,
-            client_seconds=state.client_seconds + finished.client_seconds,
-            refused=dict(Counter(state.refused) + Counter(finished.refused)),
-            repeats={**state.repeats, **finished.repeats},
-            evaluations=state.evaluations,
-            loss=state.loss,
-            abandoned=(*state.abandoned, *finished.abandoned),
-        )
+        return finished.following(state)
 
     def _asked(self, state: State, ids: tuple[ClientId, ...], phase: str, evaluates: bool = False) -> RoundClients:
         kind = RoundClients if self.secure is None else self.secure.clients

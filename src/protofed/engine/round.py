@@ -9,9 +9,7 @@ from functools import cached_property
 from math import fsum, inf
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from protofed import tree, wire
+from protofed import wire
 from protofed.api.contexts import ServerContext
 from protofed.api.evaluation import Evaluation, evaluation_spec
 from protofed.api.method import Group, Step, Summing
@@ -20,9 +18,8 @@ from protofed.engine.around import unwrapped
 from protofed.engine.collector import Collector
 from protofed.engine.message import WireMessage
 from protofed.engine.state import State, Traffic
-from protofed.engine.upload_validation import UploadValidator, out_of_reach_of_groups
+from protofed.engine.upload_validation import UploadValidator, out_of_reach_of_groups, refuse_private
 from protofed.errors import RoundAbandoned, RunFailed
-from protofed.nn.networks import Patterns, matching
 from protofed.optim.optimizers import halved
 from protofed.runtimes.base import (
     NOT_THE_CLIENTS_FAULT,
@@ -342,14 +339,3 @@ _Reply = tuple[ClientId, Answer | WireMessage | Failure, Tree, Tree | Failure]
 def _upload_of(checked: Tree) -> Tree:
     """A good upload as it was sent, without the evaluation that came with it."""
     return checked.upload if isinstance(checked, Evaluated) else checked
-
-
-def refuse_private(like: Tree, private: Patterns) -> None:
-    """A method that asks for what it calls private is wrong about one of the two."""
-    asked = [path.rpartition("/")[2] for path in tree.named_leaves(like)]
-    leaked = matching(dict.fromkeys(asked, torch.empty(0)), private) if private else {}
-    names = {name for name in leaked if "." in name}  # entries of Params, not fields of records
-    if names:
-        raise RunFailed(
-            f"the method calls {', '.join(private)} private, but its uploads hold {', '.join(sorted(names))}"
-        )

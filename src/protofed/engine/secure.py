@@ -16,9 +16,10 @@ from protofed.api.method import Step, Summing
 from protofed.api.sums import Summand, Totals
 from protofed.api.task import ClientId
 from protofed.engine.around import Around, unwrapped
-from protofed.engine.round import RoundClients, refuse_private
+from protofed.engine.round import RoundClients
 from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.state import State
+from protofed.engine.upload_validation import refuse_private
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.methods.families import SumMethod, in_sum_form
 from protofed.privacy import exchanges, masks

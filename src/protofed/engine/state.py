@@ -1,7 +1,8 @@
 """What a run is, between two rounds."""
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from protofed.api.evaluation import Evaluation
 from protofed.api.task import ClientId
@@ -51,3 +52,20 @@ class State:
     the mean loss of their main training. None if nobody trained."""
     abandoned: tuple[str, ...] = ()
     """Why the last round was begun again, each time."""
+
+    def following(self, before: "State") -> "State":
+        """This state, of the end of a run, with what happened in the last round counted in."""
+        return replace(
+            self,
+            failures=(*before.failures, *self.failures),
+            traffic={
+                c: before.traffic.get(c, Traffic()) + self.traffic.get(c, Traffic())
+                for c in {**before.traffic, **self.traffic}
+            },
+            client_seconds=before.client_seconds + self.client_seconds,
+            refused=dict(Counter(before.refused) + Counter(self.refused)),
+            repeats={**before.repeats, **self.repeats},
+            evaluations=before.evaluations,
+            loss=before.loss,
+            abandoned=(*before.abandoned, *self.abandoned),
+        )

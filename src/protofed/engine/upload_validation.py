@@ -13,6 +13,8 @@ from protofed import tree, wire
 from protofed.api.roles import Count, Label, Role, Weights, roles
 from protofed.api.task import ClientId
 from protofed.engine.message import Refused, WireMessage, bounds, digest, opened, printable
+from protofed.errors import RunFailed
+from protofed.nn.networks import Patterns, matching
 from protofed.runtimes.base import Failure, Reason
 from protofed.transforms.by_class import class_rows, of_classes
 from protofed.transforms.chain import Reach
@@ -230,3 +232,14 @@ def _row_lengths(rows: Tensor) -> list[float]:
     """The lengths of the rows (C, D) that are not zero."""
     lengths = rows.double().flatten(1).norm(dim=-1)
     return [length for length in lengths.tolist() if length]
+
+
+def refuse_private(like: Tree, private: Patterns) -> None:
+    """A method that asks for what it calls private is wrong about one of the two."""
+    asked = [path.rpartition("/")[2] for path in tree.named_leaves(like)]
+    leaked = matching(dict.fromkeys(asked, torch.empty(0)), private) if private else {}
+    names = {name for name in leaked if "." in name}  # entries of Params, not fields of records
+    if names:
+        raise RunFailed(
+            f"the method calls {', '.join(private)} private, but its uploads hold {', '.join(sorted(names))}"
+        )
