@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protofed.runs.gpu_sharing import FIRST, Beat, Sharing
+from protofed.runs.gpu_sharing import FIRST, FIRST_AT_ONCE, Beat, Sharing, first_at_once
 
 START, WARM = 10.0, 2
 """Seconds until a process has started, and rounds in which its code is compiled, each for three times as long."""
@@ -50,10 +50,14 @@ class Done:
 
 
 def simulated(
-    runs: list[Run], throughput: Callable[[list[Run]], float], most: int = 16, fixed: int | None = None
+    runs: list[Run],
+    throughput: Callable[[list[Run]], float],
+    most: int = 16,
+    fixed: int | None = None,
+    first: int = FIRST,
 ) -> Done:
     """Does the runs as a sweep does: the oldest ones work, the others wait for their turn."""
-    sharing, draws = Sharing(most), random.Random(1)
+    sharing, draws = Sharing(most, first), random.Random(1)
     queue, busy, now, idle, widths = [*runs], list[Run](), 0.0, 0, [sharing.width]
     while queue or busy:
         width = fixed or sharing.width
@@ -147,6 +151,30 @@ def test_short_runs_cost_no_more_than_one_after_another() -> None:
     for throughput in (turns, four_at_once):
         shared = simulated(alike(6, 4), throughput)
         assert shared.seconds < simulated(alike(6, 4), throughput, fixed=1).seconds
+
+
+def eight_short_runs() -> list[Run]:
+    return [Run(str(k), 0.07, 40) for k in range(8)]
+
+
+def test_four_short_runs_begin_where_kernels_run_at_the_same_time() -> None:
+    """Eight runs of three seconds: a start of ten is shared by four, and then three get done in the time of one."""
+    shared = simulated(eight_short_runs(), lambda runs: min(3.0, len(runs)), first=FIRST_AT_ONCE)
+    assert shared.seconds < simulated(eight_short_runs(), turns, fixed=1).seconds / 1.5
+
+
+@pytest.mark.parametrize(("throughput", "last"), [(turns, {1, 2, 3}), (lambda runs: 0.93 ** (len(runs) - 1), {1})])
+def test_four_that_are_too_many_become_fewer(throughput: Callable[[list[Run]], float], last: set[int]) -> None:
+    shared = simulated(alike(8, 150), throughput, first=FIRST_AT_ONCE)
+    assert shared.last in last
+    assert shared.seconds < 1.05 * simulated(alike(8, 150), throughput, fixed=1).seconds
+
+
+@pytest.mark.parametrize(
+    ("cores", "gigabytes", "first"), [(16, 139, 4), (16, 24, 2), (6, 139, 3), (2, 139, 2), (16, 8, 2), (64, 48, 3)]
+)
+def test_a_small_machine_begins_with_fewer_runs(cores: int, gigabytes: int, first: int) -> None:
+    assert first_at_once(cores, gigabytes * 2**30) == first
 
 
 def fed(sharing: Sharing, rates: dict[str, float], begin: float, end: float) -> None:

@@ -1,8 +1,9 @@
 """How many runs share a GPU: found by measurement while they run.
 
-Two begin. Then the next number is tried, for as long as all together get faster by it. A run is compared only with
-itself, since rounds of different runs cost differently: if w runs share the GPU and each has the rate r, they get
-w · r done. What is measured are whole cycles of rounds, at rest: no run has begun, ended or been paused meanwhile.
+Two begin, or four where their kernels run at the same time. Then the next number is tried, for as long as all
+together get faster by it. A run is compared only with itself, since rounds of different runs cost differently: if w
+runs share the GPU and each has the rate r, they get w · r done. What is measured are whole cycles of rounds, at rest:
+no run has begun, ended or been paused meanwhile.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,10 @@ from math import exp, log
 
 FIRST = 2
 """Runs at the beginning: while one is being started, the other may have the GPU."""
-WIDTHS = (1, FIRST, 3, 4, 6, 8, 12, 16)
+FIRST_AT_ONCE, CORES_EACH, BYTES_EACH = 4, 2, 16 * 2**30
+"""Runs at the beginning where kernels of several processes run at the same time, and what the machine must have for
+each of them. Short runs would end before four were tried."""
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 """The numbers of runs that are tried."""
 MIN_GAIN, MIN_GAIN_OF_SECOND = 0.08, -0.03
 """What more runs must bring. The second stays unless it is slower: one run has the GPU while the other is started."""
@@ -28,12 +32,17 @@ class Beat:
     time: float
 
 
-class Sharing:
-    """The number of runs that share a GPU. `most`: as many as the machine has cores for."""
+def first_at_once(cores: int, memory: int) -> int:
+    """How many runs begin on a GPU with so much memory and so many cores, if their kernels run at the same time."""
+    return max(FIRST, min(FIRST_AT_ONCE, cores // CORES_EACH, memory // BYTES_EACH))
 
-    def __init__(self, most: int) -> None:
+
+class Sharing:
+    """The number of runs that share a GPU. `most`: as many as the machine has cores for. `first`: how many begin."""
+
+    def __init__(self, most: int, first: int = FIRST) -> None:
         self._widths = [*(width for width in WIDTHS if width < most), most]
-        self.width = min(FIRST, most)
+        self.width = min(first, most)
         """How many runs may work now."""
         self.said = ""
         """What was found, in words; empty until something was."""

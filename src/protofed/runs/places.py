@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from protofed.runs.config.config import Config
-from protofed.runs.gpu_sharing import FIRST, Sharing
+from protofed.runs.gpu_sharing import FIRST, Sharing, first_at_once
 from protofed.runs.mps import PIPES
 from protofed.runs.run_process import RunProcess
 
@@ -67,6 +67,13 @@ class Place:
         free = min((free for _, free in memory if free), default=0)
         return int(free / (SPARE * (had + CONTEXT_BYTES)))
 
+    def work_at_once(self, pipes: Mapping[str, str]) -> None:
+        """Kernels of several processes run at the same time: `pipes` is what processes need for it in their
+        environment."""
+        self.environment |= pipes
+        if self.sharing:
+            self.sharing = Sharing(self.most, first_at_once(self.most, memory_of(self.device or 0)))
+
     def renew(self) -> None:
         """After a fatal error on the GPU: new processes share it with nobody. Those at work may have met the error
         too, and then say so."""
@@ -105,6 +112,11 @@ def places(configs: Sequence[Config], workers: int | None = None) -> list[Place]
         place.most = workers or max(FIRST, (os.cpu_count() or 1) // len(gpus))
         place.sharing = None if workers else Sharing(place.most)
     return cores + gpus
+
+
+def memory_of(gpu: int) -> int:
+    """The bytes of a GPU; 0 if CUDA does not show it."""
+    return torch.cuda.get_device_properties(gpu).total_memory if gpu < torch.cuda.device_count() else 0
 
 
 def gpu_environment() -> dict[str, str]:

@@ -92,9 +92,10 @@ def _shared_gpus(where: Sequence[Place], configs: Sequence[Config], workers: int
         return
     with mps.shared(gpu_environment()) as pipes:
         for place in gpus:
+            if pipes:
+                place.work_at_once(pipes)
             if place.sharing:
                 log.info("%s: %d runs at a time to begin with; --jobs sets a fixed number", place.name, place.width)
-            place.environment |= pipes
         yield
 
 
