@@ -59,15 +59,17 @@ class Stopwatch:
 def run_timed(begin: float, folder: Path) -> None:
     """In a process that was started at `begin`: runs the command and writes the seconds of its parts."""
     started = time.time()
-    import torch  # noqa: F401
+    import torch
 
     has_torch = time.time()
     from protofed.cli import app
     from protofed.engine.federation import Federation
     from protofed.reports.progress import Plain
-    from protofed.runs import sweep  # noqa: F401, the last of what the command imports
+    from protofed.runs import runner, sweep  # noqa: F401, the last of what the command imports
     from protofed.runs.config import config
     from protofed.runs.runtime_choice import RuntimeSettings
+    from protofed.runs.store.folder import RunFolder
+    from protofed.runtimes.device import Residence
     from protofed.tasks import TASKS
 
     watch = Stopwatch()
@@ -77,6 +79,11 @@ def run_timed(begin: float, folder: Path) -> None:
     name = tomllib.loads((folder / "first.toml").read_text())["task"]["name"]
     watch.time("data", TASKS[name], "build")
     watch.time("choice of the runtime", RuntimeSettings, "build")
+    if torch.cuda.is_available():
+        watch.time("first use of the GPU", torch.cuda, "_lazy_init")
+        watch.time("data to the GPU", Residence, "placed")
+    watch.time("rehearsal", runner, "rehearse")
+    watch.time("the run's folder", RunFolder, "begin")
     watch.time("first state", Federation, "start")
     ends: list[tuple[float, dict[str, float]]] = []
 

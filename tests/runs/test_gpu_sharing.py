@@ -73,7 +73,8 @@ def simulated(
         idle += sum(run.done >= run.rounds for run in busy)
         busy = [run for run in busy if run.done < run.rounds]
         working = [run for run in working if run in busy]
-        sharing.update(now, {run.name: run.beat for run in working}, room=len(queue) + len(busy) - len(working))
+        room = len(queue) + len(busy) - len(working)
+        sharing.update(now, {run.name: run.beat for run in working}, room=lambda _, room=room: room)  # type: ignore[misc]
         if sharing.width != widths[-1]:
             widths.append(sharing.width)
     return Done(now, widths, sharing.said)
@@ -183,7 +184,7 @@ def fed(sharing: Sharing, rates: dict[str, float], begin: float, end: float) -> 
     while now < end:
         now += 0.1
         beats = {run: Beat(1 + int(now * rate), int(now * rate) / rate) for run, rate in rates.items()}
-        sharing.update(now, beats, room=0)
+        sharing.update(now, beats)
 
 
 def test_a_run_is_compared_with_itself_only() -> None:
@@ -206,7 +207,7 @@ def test_nothing_is_measured_while_a_run_starts_or_is_being_paused(
     sharing = Sharing(16)
     for now in range(1, 100):
         other = Beat(rounds_of_other and rounds_of_other + now, now)
-        sharing.update(now, {"a": Beat(now, now), "b": other}, is_calm, room=1)
+        sharing.update(now, {"a": Beat(now, now), "b": other}, is_calm, lambda _: 1)
     assert (sharing.width != FIRST) == is_measured
 
 

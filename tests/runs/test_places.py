@@ -1,7 +1,7 @@
 """Where the runs of a comparison are done: which GPU, which processes, how many at a time."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,13 +125,13 @@ def place_with(notes: list[tuple[Beat, tuple[int, int]]]) -> Place:
 
 def test_a_gpu_without_a_run_is_no_trouble() -> None:
     place = place_with([])
-    place.share(waiting=3)
+    place.share([run("cuda")] * 3)
     assert place.width == 2
 
 
 def test_the_runs_that_began_last_pause() -> None:
     place = place_with([(Beat(3, 1.0), (0, 2**40))] * 4)
-    place.share(waiting=0)
+    place.share([])
     assert [process.notes.should_pause for process in place.busy] == [False, False, True, True]
     assert [process.identity for process in place.busy] == ["0", "1", "2", "3"]
 
@@ -141,8 +141,24 @@ def test_memory_limits_the_number_of_runs(had: int, free: int, room: int, monkey
     """A run needs what the largest had and 1 GiB for its context, and half as much again."""
     place = place_with([(Beat(3, 1.0), (2 << 30, 99 << 30)), (Beat(3, 1.0), (had << 30, free << 30))])
     rooms: list[int] = []
-    monkeypatch.setattr(place.sharing, "update", lambda now, beats, is_calm, room: rooms.append(room))
-    place.share(waiting=10)
+    monkeypatch.setattr(place.sharing, "update", lambda now, beats, is_calm, room: rooms.append(room(1.0)))
+    place.share([run("cuda")] * 10)
+    assert rooms == [room]
+
+
+@pytest.mark.parametrize(("seconds_of_start", "room"), [(2.0, 3), (4.0, 1)])
+def test_no_process_is_started_for_the_last_seconds(
+    seconds_of_start: float, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs with 7 of 10 rounds left, and three of one round that wait: 17 rounds at 2 rounds per second take 8.5 s,
+    more than three starts of 2 s, and less than three of 4 s. One process is there that has no run."""
+    place = place_with([(Beat(3, 1.0), (0, 2**40))] * 3)
+    for process in place.processes:
+        process.rounds, process._first_began, process._first_beat = 10, 1.0, 1.0 + seconds_of_start
+    place.processes[0].identity = ""
+    rooms: list[int] = []
+    monkeypatch.setattr(place.sharing, "update", lambda now, beats, is_calm, room: rooms.append(room(2.0)))
+    place.share([run("cuda")] * 3)
     assert rooms == [room]
 
 
@@ -151,11 +167,17 @@ class Rule(Sharing):
 
     paused: ClassVar[list[int]] = []
 
-    def update(self, now: float, working: Mapping[str, Beat], is_calm: bool = True, room: int = 0) -> None:
+    def update(
+        self,
+        now: float,
+        working: Mapping[str, Beat],
+        is_calm: bool = True,
+        room: Callable[[float], int] = lambda _: 0,
+    ) -> None:
         if not self.paused:
             self.width = 0
-            if is_calm and room == 2:
-                self.paused.append(room)
+            if is_calm and room(1.0) == 2:
+                self.paused.append(2)
                 self.width = 2
 
 

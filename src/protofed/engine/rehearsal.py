@@ -1,5 +1,6 @@
-"""What is tried before the first round: whether clients' networks fit together, whether the device has a deterministic
-form of all that clients do, and whether code of the user's own works at all."""
+"""What is tried before the first round: whether clients' networks fit together and, with code of the user's own, whether
+it works at all and whether the device has a deterministic form of what it does. Of protofed's own methods and networks
+tests on a GPU have shown that."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -35,11 +36,11 @@ def rehearse(federation: "Federation") -> None:
         first = {id(federation.networks_of(client)): client for client in reversed(federation.sampled(0))}
         clients, is_strict = sorted(first.values()), torch.are_deterministic_algorithms_enabled()
         is_own = is_own_code(federation)
-        if len(clients) == 1 and not is_strict and not is_own:
+        if len(clients) == 1 and not is_own:
             return
         state = federation.method.init_server(federation.server_context(0, "load"))
         _refuse_different_networks(federation, state, clients)  # guard: different-networks-refused
-        if is_strict:
+        if is_own and is_strict:
             _refuse_nondeterminism(federation, state, clients)
         if is_own:
             refuse_broken_code(federation, state)

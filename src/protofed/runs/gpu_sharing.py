@@ -6,7 +6,7 @@ runs share the GPU and each has the rate r, they get w · r done. What is measur
 no run has begun, ended or been paused meanwhile.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import exp, log
 
@@ -56,9 +56,15 @@ class Sharing:
         self._is_settled = False
         self._begin({}, 0.0)
 
-    def update(self, now: float, working: Mapping[str, Beat], is_calm: bool = True, room: int = 0) -> None:
+    def update(
+        self,
+        now: float,
+        working: Mapping[str, Beat],
+        is_calm: bool = True,
+        room: Callable[[float], int] = lambda rounds_per_second: 0,
+    ) -> None:
         """Takes note of the runs that may work. `is_calm`: those that were told to pause do. `room`: how many more
-        could work."""
+        could work, if all together do so many rounds per second now."""
         is_same = working.keys() == self._runs and self.width == self._phase_width
         if not is_same or not is_calm or not all(beat.rounds for beat in working.values()):
             self._begin(working, now)
@@ -85,8 +91,8 @@ class Sharing:
         rounds, seconds = beat.rounds - base.rounds, beat.time - base.time
         return rounds / seconds if rounds >= MIN_ROUNDS and seconds >= MIN_SECONDS else None
 
-    def _decide(self, room: int) -> None:
-        at_most = self.width + room
+    def _decide(self, room: Callable[[float], int]) -> None:
+        at_most = self.width + room(self._together[self.width])
         if self._compared_with is not None:
             low, high = sorted((self.width, self._compared_with))
             gain = self._gain(low, high)

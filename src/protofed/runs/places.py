@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 
 SPARE, CONTEXT_BYTES = 1.5, 2**30
 """What another run may need of a GPU's memory beyond what a run has had for its tensors."""
+STARTS_LEFT = 3
+"""Another process is started only if all runs together still take so many times as long as a process needs to start.
+Else its run is done sooner by a process that is there."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -46,7 +50,7 @@ class Place:
         """The processes that have a run, the oldest run first."""
         return sorted((process for process in self.processes if process.identity), key=lambda process: process.began)
 
-    def share(self, waiting: int) -> None:
+    def share(self, waiting: Sequence[Config]) -> None:
         """Lets as many runs work as is found to be best, the oldest ones. `waiting`: runs that could be begun."""
         if not self.sharing:
             return
@@ -54,18 +58,25 @@ class Place:
         working, others = busy[: self.width], busy[self.width :]
         beats = {process.identity: process.notes.beat for process in working}
         is_calm = all(process.notes.is_paused for process in others)
-        self.sharing.update(time.monotonic(), beats, is_calm, len(others) + min(waiting, self._room()))
+        room = partial(self._room, len(others), waiting)
+        self.sharing.update(time.monotonic(), beats, is_calm, room)
         for rank, process in enumerate(busy):
             process.notes.should_pause = rank >= self.width
         if self.sharing.said != said:
             log.info("%s: %s", self.name, self.sharing.said)
 
-    def _room(self) -> int:
-        """How many more runs fit into the GPU's memory. They may need more than those that are there."""
+    def _room(self, paused: int, waiting: Sequence[Config], rounds_per_second: float) -> int:
+        """How many more runs could work: those that are paused, and those that wait and fit into the GPU's memory, in
+        processes that are there or worth starting. They may need more memory than those that are there."""
         memory = [process.notes.memory for process in self.processes]
         had = max((had for had, _ in memory), default=0)
         free = min((free for _, free in memory if free), default=0)
-        return int(free / (SPARE * (had + CONTEXT_BYTES)))
+        fits, idle = int(free / (SPARE * (had + CONTEXT_BYTES))), len(self.processes) - len(self.busy)
+        start = max((process.start_seconds for process in self.processes), default=0.0)
+        rounds = sum(config.training.rounds for config in waiting)
+        rounds += sum(max(0, process.rounds - process.notes.beat.rounds) for process in self.busy)
+        is_worth_starting = rounds >= STARTS_LEFT * start * rounds_per_second
+        return paused + min(len(waiting), fits if is_worth_starting else min(fits, idle))
 
     def work_at_once(self, pipes: Mapping[str, str]) -> None:
         """Kernels of several processes run at the same time: `pipes` is what processes need for it in their

@@ -111,6 +111,10 @@ class RunProcess:
         self._process: set[BaseProcess] = set()
         self.notes = Notes()
         self.began = 0.0
+        self.rounds = 0
+        """Of the run that is being done."""
+        self._first_began = 0.0
+        self._first_beat = 0.0
         self._given = (stop, self.notes, messages, os.getpid(), code_folders, dict(environment))
         self._pool = self._new_pool()
 
@@ -118,7 +122,8 @@ class RunProcess:
         return ProcessPoolExecutor(1, CONTEXT, _prepare, self._given)
 
     def begin(self, config: Config, out: Path, on_gpu: bool) -> None:
-        self.identity, self.began = config.identity, time.monotonic()
+        self.identity, self.began, self.rounds = config.identity, time.monotonic(), config.training.rounds
+        self._first_began = self._first_began or self.began
         self.notes.clear()
         task = partial(_one, config, out, config.runtime.numerics(), on_gpu)
         before = multiprocessing.active_children()
@@ -129,6 +134,12 @@ class RunProcess:
                 self._pool, self._process = self._new_pool(), set()
                 self.answer = self._pool.submit(task)
         self._process |= {*multiprocessing.active_children()} - {*before}
+
+    @property
+    def start_seconds(self) -> float:
+        """From the first run's beginning until the process had done its first rounds; 0 if it has not."""
+        self._first_beat = self._first_beat or self.notes.beat.time
+        return self._first_beat - self._first_began if self._first_beat else 0.0
 
     def ended(self, is_stopping: bool) -> Answer:
         """How the run ended. A process that dies while all are told to stop is no failure: its run goes on next

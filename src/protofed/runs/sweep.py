@@ -153,7 +153,7 @@ class _Runs:
             for process in place.busy:
                 if process.answer.done():
                     self._note(place, process)
-            place.share(sum(place.takes(self.configs[identity]) for identity in self.queue))
+            place.share([config for identity in self.queue if place.takes(config := self.configs[identity])])
 
     def _note(self, place: Place, process: RunProcess) -> None:
         identity, answer = process.identity, process.ended(self.stop.is_set())
