@@ -40,6 +40,10 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 ROUNDS = 3
 IN_STREAMS = ("fedavg", "scaffold", "fpl", "fedpc", "pfedcspc", "fedmd", "fedrep", "ifca")
 """Methods that train in different ways."""
+STEEP = ("fedplvm", "grace", "per_fedavg")
+"""Methods that blow up what is rounded where batches have four rows: weights of 1e-7 more give 2e-5 to 4e-4 more after
+three rounds, and less than 2e-6 with eight. Two of them halve their batches, and BatchNorm then sees two rows. FedPLVM
+takes roots of small cosines."""
 
 every_executor = pytest.mark.parametrize("executor", list(executors.EXECUTORS))
 on_every_device = pytest.mark.parametrize("device", DEVICES)
@@ -80,7 +84,7 @@ def executors_of_methods() -> list[Any]:
 def test_every_method_gives_what_the_reference_gives(
     name: str, executor: Any, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    size = 8 if name == "grace" else 4  # it halves its batches, and BatchNorm over two rows blows up what is rounded
+    size = 8 if name in STEEP else 4
     reference = after(METHODS[name](), Sequential(device), batch_size=size)
     found = after(METHODS[name](), Cohort(device, executor=executor), batch_size=size)
     assert difference(reference, found) <= 1e-4

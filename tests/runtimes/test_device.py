@@ -32,6 +32,14 @@ def test_new_tensors_and_draws_are_made_on_the_device() -> None:
 drawn = torch.rand(2, generator=seeded())
 
 
+def test_a_draw_from_a_tensor_is_where_the_tensor_is() -> None:
+    """Also where code on the CPU works inside a runtime of another device, as k-means does."""
+    with on(META), torch.device("cpu"):
+        weights = torch.tensor([0.1, 0.2, 0.7])
+        found = torch.multinomial(weights, 2, generator=seeded())
+    assert torch.equal(found, torch.multinomial(weights, 2, generator=seeded()))
+
+
 def test_what_is_drawn_does_not_depend_on_the_device() -> None:
     weights = torch.tensor([0.1, 0.2, 0.7])
     with _SeededDraws():

@@ -1,7 +1,7 @@
 """Where tensors live: the runtime's device. Methods do not mention devices.
 
 Within `on(device)` new tensors are made there. Draws from a seeded generator are made on the CPU and copied there, so
-they are equal on every device.
+they are equal on every device. A draw from a tensor, such as `multinomial`, is where that tensor is.
 """
 
 import contextlib
@@ -40,15 +40,15 @@ class _SeededDraws(TorchFunctionMode):
         if kwargs.get("generator") is None:
             return func(*args, **kwargs)
         given = next(iter((*args, *kwargs.values())))
+        place = given.device if isinstance(given, Tensor) else kwargs.get("device") or torch.get_default_device()
         args, kwargs = pytree.tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, (args, kwargs))
-        wanted = kwargs.get("device") or torch.get_default_device()
         if func in _DRAWN:
             kwargs["device"] = CPU
         drawn = func(*args, **kwargs)
         if func.__name__.endswith("_"):  # in place, as `normal_` and `nn.init` work
             with torch.no_grad():
                 return given.copy_(drawn)
-        return drawn.to(wanted)
+        return drawn.to(place)
 
 
 @contextlib.contextmanager
