@@ -162,7 +162,8 @@ def main() -> None:
     if args.experiment:
         return
     commands = tries_of(roots, seconds_of_commands, args.repeats)
-    print_table("processor time, s", [{key: min(one[key] for one in tries[1:]) for key in tries[0]} for tries in commands])
+    fastest = [{key: min(one[key] for one in tries[1:]) for key in tries[0]} for tries in commands]
+    print_table("processor time, s", fastest)
 
 
 if __name__ == "__main__":

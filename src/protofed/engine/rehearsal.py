@@ -1,6 +1,6 @@
-"""What is tried before the first round: whether clients' networks fit together and, with code of the user's own, whether
-it works at all and whether the device has a deterministic form of what it does. Of protofed's own methods and networks
-tests on a GPU have shown that."""
+"""What is tried before the first round: whether clients' networks fit together and, with code of the user's own,
+whether it works at all and whether the device has a deterministic form of what it does. Of protofed's own methods and
+networks tests on a GPU have shown that."""
 
 import logging
 from collections.abc import Callable, Sequence

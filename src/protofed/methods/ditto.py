@@ -29,16 +29,15 @@ from protofed.api.requests import Objective
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.own_training import OwnOptimizer, own_optimizer, own_optimizer_errors
-from protofed.methods.families import GlobalModel, OwnWeights, Weights, WeightUpload
+from protofed.methods.families import OwnModels, OwnWeights, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params
 
 
 @dataclass(frozen=True)
-class Ditto(GlobalModel[OwnWeights]):
+class Ditto(OwnModels):
     tags = ("global", "personal")
-    clients_use = "own models"
     proximal_weight: NonNegative = 1.0
     """λ, how strongly the client's own model is held to the global one. The learning rate times it must be below 1."""
     reference: Literal["received", "trained"] = "received"
@@ -52,12 +51,6 @@ class Ditto(GlobalModel[OwnWeights]):
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:
         return own_optimizer_errors("personal_lr", optimizer, self.personal_lr, self.personal_optimizer)
-
-    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
-        return OwnWeights(message.params)
-
-    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
-        return memory.params
 
     async def train(
         self, client: ClientContext, message: Weights, memory: OwnWeights

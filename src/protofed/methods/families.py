@@ -187,6 +187,18 @@ class GlobalModel(PlainSharing[Weights, Memory]):
         return state.params, state
 
 
+class OwnModels(GlobalModel[OwnWeights]):
+    """Beside the model for everyone, each client has one of its own, which it uses."""
+
+    clients_use = "own models"
+
+    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
+        return OwnWeights(message.params)
+
+    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
+        return memory.params
+
+
 class PrivateParts(PlainSharing[Weights, Own]):
     """Clients train all weights together, send those that are not private, and keep those that are."""
 

@@ -35,7 +35,7 @@ from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch, rows_of_batch
 from protofed.methods._shared.losses import cross_entropy
 from protofed.methods._shared.models import needs_two_rows, own_statistics
-from protofed.methods.families import GlobalModel, OwnWeights, Weights, WeightUpload
+from protofed.methods.families import OwnModels, OwnWeights, Weights, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.seeds import generator
@@ -43,9 +43,8 @@ from protofed.tree import Nothing, Params
 
 
 @dataclass(frozen=True)
-class PerFedAvg(GlobalModel[OwnWeights]):
+class PerFedAvg(OwnModels):
     tags = ("global", "personal")
-    clients_use = "own models"
     adaptation_lr: Positive = 0.01
     """α, the learning rate of the step by which a client adapts the model."""
     hessian: Literal["ignored", "by differences"] = "ignored"
@@ -71,12 +70,6 @@ class PerFedAvg(GlobalModel[OwnWeights]):
                     f"Per-FedAvg divides batches into {self.num_parts}, the smallest has {rows} rows, and this network"
                 )
                 yield "training.batch_size", f"{why} has a BatchNorm that needs two in each part"
-
-    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
-        return OwnWeights(message.params)
-
-    def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
-        return memory.params
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: OwnWeights) -> Tensor:
         """What has the gradient of a local step of Algorithm 1, at the weights w.

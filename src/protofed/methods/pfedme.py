@@ -32,16 +32,15 @@ from protofed.errors import BadInput
 from protofed.methods._shared.losses import cross_entropy
 from protofed.methods._shared.own_training import own_optimizer, own_optimizer_errors
 from protofed.methods._shared.twins import as_twin, twin_of, with_twin, without_twin
-from protofed.methods.families import GlobalModel, OwnWeights, Totals, Weights, WeightUpload
+from protofed.methods.families import OwnModels, OwnWeights, Totals, Weights, WeightUpload
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Gradient, Optimizer, Sgd
 from protofed.tree import Params
 
 
 @dataclass(frozen=True)
-class PFedMe(GlobalModel[OwnWeights]):
+class PFedMe(OwnModels):
     tags = ("global", "personal")
-    clients_use = "own models"
     has_plain_classifier = False
     attraction: Positive = 15.0
     """λ, how strongly the own model is held to the client's copy of the global one. The learning rate times it must be
@@ -76,9 +75,6 @@ class PFedMe(GlobalModel[OwnWeights]):
         mean: Params = totals["upload"].value().params
         names = [name for name in mean if name in server.networks.trainable]
         return Weights({**mean, **{n: torch.lerp(state.params[n], mean[n], self.server_lr) for n in names}})
-
-    def init_memory(self, client: ClientContext, message: Weights) -> OwnWeights:
-        return OwnWeights(message.params)
 
     def local_weights(self, message: Weights, memory: OwnWeights) -> Params:
         return {**memory.params, **as_twin(message.params)}
