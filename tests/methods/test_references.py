@@ -60,6 +60,7 @@ from protofed.methods.pfedcspc import PFedCSPC, calibration
 from protofed.methods.scaffold import Scaffold
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
+from protofed.prototypes.finch import cluster_means, finch
 from protofed.seeds import derive_seed, generator
 from protofed.testing.federations import TASK, TRAINING, after, federation, memories, small_network
 from protofed.tree import Params
@@ -358,3 +359,13 @@ def test_training_moves_weights_by_more_than_is_allowed_for() -> None:
     start, end = initial(of), after(3, of).server.params
     assert max((end[name] - leaf).abs().max().item() for name, leaf in start.items()) > 0.1
     assert torch.equal(start["classifier.weight"], of.start().server.params["classifier.weight"])
+
+
+@pytest.mark.parametrize("level", ["first", "last"])
+def test_fpl_clusters_more_prototypes_than_the_small_task_has_as_the_reference_does(level: Any) -> None:
+    """Of twenty clients the coarsest partition is another one than the first."""
+    points = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
+    partition = finch(points)[-1 if level == "last" else 0]
+    expected = fpl.clustered(list(points), level)
+    torch.testing.assert_close(cluster_means(points, partition).float(), torch.stack(expected))
+    assert len(fpl.clustered(list(points), "last")) < len(fpl.clustered(list(points), "first"))

@@ -1,4 +1,4 @@
-"""FedASAM in plain torch, after the code of Caldarola and others: climb by the scaled gradient, descend from below.
+"""FedASAM in plain torch, after the code of Caldarola and others: climb by the scaled gradient, take that of the top.
 
 The statistics of BatchNorm move at the weights themselves alone. With `averaging` the server has the mean of its
 models of the rounds after that share of them.
