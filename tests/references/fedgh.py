@@ -35,5 +35,5 @@ def rounds(start: State, rate: float, epochs: int = 1) -> dict:
             with torch.no_grad():
                 for p, slope in zip(classifier.parameters(), slopes, strict=True):
                     p -= rate * slope
-        header = {f"classifier.{name}": leaf for name, leaf in state_of(classifier).items()}
+        header = state_of({"classifier": classifier})
     return {"server": {"params": header}, "memories": {client: {"params": state} for client, state in own.items()}}

@@ -4,6 +4,7 @@ Only data, the draws of batches and initial weights are protofed's: no method, n
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,17 @@ from torch import Tensor, nn
 
 from protofed.data.batches import Batch, Data, batch_at, training_plan
 from protofed.data.transforms import Transform
+from protofed.nn.networks import Networks
 from protofed.seeds import derive_seed
 from protofed.testing.federations import CLASSES, FEATURES, TASK, TRAINING, small_network
 
 __all__ = ["CLASSES", "FEATURES", "TASK", "TRAINING"]
 
 State = dict[str, Tensor]
-Loss = Callable[[nn.ModuleDict, Batch], Tensor]
+Modules = Mapping[str, nn.Module]
+"""The parts of a network. Names in a state begin with that of the part."""
+Loss = Callable[[Any, Batch], Tensor]
+"""Of the parts and a batch."""
 Local = Callable[[str, int, State], State]
 """What a client makes in a round of the weights that it receives."""
 
@@ -68,6 +73,13 @@ def planned(data: Data, seed: int, epochs: int, size: int, transform: Transform)
     return [batch_at(data, plan, k, transform) for k in range(len(plan.index))]
 
 
+def counted_batches(
+    client: str, round: int, fit: int = 0, epochs: int = EPOCHS, data: Data | None = None
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The same as inputs, labels, and which rows count."""
+    return [(batch.x, batch.y, batch.weight > 0) for batch in batches(client, round, fit, epochs, data)]
+
+
 def examples(client: str, data: Data | None = None) -> tuple[Tensor, Tensor]:
     """The unvaried examples of a client, and their classes."""
     data = TASK.clients[client] if data is None else data
@@ -82,17 +94,43 @@ def counted(batch: Batch) -> list[int]:
 # ---- networks
 
 
-def network(state: State, build: Callable[[], Mapping[str, nn.Module]] = small_network) -> nn.ModuleDict:
-    """A network with these weights, in training mode."""
+def initial() -> State:
+    """The weights that all begin with."""
+    return Networks(small_network).init(derive_seed(TRAINING.seed, "weights"))
+
+
+def network(state: State | None = None, build: Callable[[], Modules] = small_network) -> nn.ModuleDict:
+    """A network with these weights, or those that all begin with, in training mode."""
     model = nn.ModuleDict(build())
-    report = model.load_state_dict(state, strict=False)
-    assert not report.unexpected_keys
-    assert all(name.endswith(COUNTER) for name in report.missing_keys)
-    return model.train()
+    load(model, initial() if state is None else state)
+    return model
 
 
-def state_of(model: nn.Module) -> State:
-    return {n: leaf.detach().clone() for n, leaf in model.state_dict().items() if not n.endswith(COUNTER)}
+def load(modules: Modules, state: State, training: bool = True) -> None:
+    """Puts weights and statistics into the parts, which have no others."""
+    for part, module in modules.items():
+        own = {name.removeprefix(f"{part}."): leaf for name, leaf in state.items() if name.startswith(f"{part}.")}
+        report = module.load_state_dict(own, strict=False)
+        assert not report.unexpected_keys
+        assert all(name.endswith(COUNTER) for name in report.missing_keys)
+        module.train(training)
+    assert all(name.partition(".")[0] in modules for name in state)
+
+
+def state_of(modules: Modules) -> State:
+    return {
+        f"{part}.{name}": leaf.detach().clone()
+        for part, module in modules.items()
+        for name, leaf in module.state_dict().items()
+        if not name.endswith(COUNTER)
+    }
+
+
+def largest_difference(found: State, expected: State) -> float:
+    """Between weights of the same names; counters of batches, which protofed has not, are left out."""
+    kept = {name: leaf for name, leaf in expected.items() if not name.endswith(COUNTER)}
+    assert found.keys() == kept.keys(), found.keys() ^ kept.keys()
+    return max((found[name].double() - kept[name].double()).abs().max().item() for name in found)
 
 
 def parameters(state: State) -> list[str]:
@@ -104,13 +142,13 @@ def part(state: State, *starts: str) -> State:
     return {name: leaf for name, leaf in state.items() if name.startswith(starts)}
 
 
-def scores(model: nn.ModuleDict, x: Tensor) -> Tensor:
+def scores(model: Modules, x: Tensor) -> Tensor:
     z = model["features"](x)
     return model["classifier"](model["projection"](z) if "projection" in model else z)
 
 
 @torch.no_grad()
-def features(state: State, x: Tensor, build: Callable[[], Mapping[str, nn.Module]] = small_network) -> Tensor:
+def features(state: State, x: Tensor, build: Callable[[], Modules] = small_network) -> Tensor:
     """In evaluation mode."""
     return network(state, build).eval()["features"](x)
 
@@ -138,26 +176,28 @@ def mean_over_owners(of_clients: Iterable[dict[int, Tensor]]) -> dict[int, Tenso
 # ---- training
 
 
-def cross_entropy(model: nn.ModuleDict, batch: Batch) -> Tensor:
+def cross_entropy(model: Modules, batch: Batch) -> Tensor:
     rows = counted(batch)
     return F.cross_entropy(scores(model, batch.x)[rows], batch.y[rows])
 
 
 def train(
-    model: nn.ModuleDict,
-    of_batches: list[Batch],
+    modules: Modules,
+    of_batches: Iterable[Batch],
     loss: Loss = cross_entropy,
     only: tuple[str, ...] = ("",),
     sgd: dict[str, float] = SGD,
-    before_step: Callable[[nn.ModuleDict], None] | None = None,
+    before_step: Callable[[Any], None] | None = None,
 ) -> None:
-    """Torch's own gradient descent, of the parameters whose names start so."""
-    optimizer = torch.optim.SGD([p for name, p in model.named_parameters() if name.startswith(only)], **sgd)
+    """Torch's own gradient descent, of the parts whose names start so."""
+    weights = [p for part, module in modules.items() if part.startswith(only) for p in module.parameters()]
+    optimizer = torch.optim.SGD(weights, **sgd)
     for batch in of_batches:
-        model.zero_grad()
-        loss(model, batch).backward()
+        for module in modules.values():
+            module.zero_grad()
+        loss(modules, batch).backward()
         if before_step is not None:
-            before_step(model)
+            before_step(modules)
         optimizer.step()
 
 
