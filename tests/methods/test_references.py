@@ -171,7 +171,7 @@ CASES = [
     ),
     Case("FPL", FPL(temperature=0.1), lambda w: fpl.rounds(w, 0.1)),
     Case(
-        "FPL, as printed",
+        "FPL, Eq. (4) and (10) as printed",
         FPL(temperature=0.1, finch_level="first", consistency_reduction="sum"),
         lambda w: fpl.rounds(w, 0.1, "first", "sum"),
     ),
