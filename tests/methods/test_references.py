@@ -4,9 +4,11 @@ after three rounds.
 `pytest -rP tests/methods/test_references.py` prints the largest differences.
 """
 
+import ast
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +62,6 @@ from protofed.methods.pfedcspc import PFedCSPC, calibration
 from protofed.methods.scaffold import Scaffold
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
-from protofed.prototypes.finch import cluster_means, finch
 from protofed.seeds import derive_seed, generator
 from protofed.testing.federations import TASK, TRAINING, after, federation, memories, small_network
 from protofed.tree import Params
@@ -98,6 +99,7 @@ from references import (
     own_models,
     personal_parts,
     pfedcspc,
+    plain,
     scaffold,
 )
 from references.plain import EQUAL, ROUNDS, SGD, SIZE, parameters
@@ -282,6 +284,11 @@ CASES = [
     ),
     Case("IFCA", IFCA(num_clusters=2), lambda w: ifca.rounds([w, second()])),
     Case(
+        "IFCA, as printed",
+        IFCA(num_clusters=2, weighting="uniform"),
+        lambda w: ifca.rounds([w, second()], EQUAL),
+    ),
+    Case(
         "FedMD",
         FedMD(alignment_size=10, first_epochs=3, digest_epochs=2),
         lambda w: fedmd.rounds(w, public_examples(10), 3, 2),
@@ -365,7 +372,24 @@ def test_training_moves_weights_by_more_than_is_allowed_for() -> None:
 def test_fpl_clusters_more_prototypes_than_the_small_task_has_as_the_reference_does(level: Any) -> None:
     """Of twenty clients the coarsest partition is another one than the first."""
     points = torch.randn(20, 3, generator=torch.Generator().manual_seed(1))
-    partition = finch(points)[-1 if level == "last" else 0]
-    expected = fpl.clustered(list(points), level)
-    torch.testing.assert_close(cluster_means(points, partition).float(), torch.stack(expected))
+    clusters, unbiased = FPL(finch_level=level).of_class(points)
+    expected = torch.stack(fpl.clustered(list(points), level))
+    torch.testing.assert_close(clusters.float(), expected)
+    torch.testing.assert_close(unbiased.float(), expected.mean(0))
     assert len(fpl.clustered(list(points), "last")) < len(fpl.clustered(list(points), "first"))
+
+
+def test_references_take_nothing_but_data_draws_and_first_weights_from_protofed() -> None:
+    taken = {
+        node.module
+        for path in Path(plain.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("protofed")
+    }
+    assert taken == {
+        "protofed.data.batches",
+        "protofed.data.transforms",
+        "protofed.nn.networks",  # what draws the first weights
+        "protofed.seeds",
+        "protofed.testing.federations",  # the small task
+    }
