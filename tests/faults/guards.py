@@ -806,7 +806,31 @@ GUARDS = (
         id="bits-of-all-files",
         what="the bits of 16-bit grey are those of all files",
         tests="tests/tasks/test_custom.py -k bits",
-        swap=("sites.most_bits(listing.paths)", "None"),
+        swap=("max(", "min("),
+    ),
+    Guard(
+        id="classes-are-those-agreed",
+        what="an example of a class that sites have not agreed on is refused by name",
+        tests="tests/tasks/test_custom.py -k not_agreed_on",
+        new="if False:",
+    ),
+    Guard(
+        id="few-images-may-be-damaged-anywhere",
+        what="few images of all sites together may be damaged",
+        tests="tests/tasks/test_custom.py -k counted_together",
+        new="if False:",
+    ),
+    Guard(
+        id="rare-words-are-not-told",
+        what="a word that fewer than min_rows rows of a site have is not told to other sites",
+        tests="tests/tasks/test_custom.py -k few_rows",
+        swap=(" if rows >= min_rows", ""),
+    ),
+    Guard(
+        id="few-rows-are-not-summed-up",
+        what="values of a column that fewer than min_rows rows of a site have are not summed up",
+        tests="tests/tasks/test_custom.py -k few_rows",
+        new="if False:",
     ),
     Guard(
         id="groups-of-several-sites-train",
