@@ -1,6 +1,6 @@
 """A task from the examples of each site."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,10 +10,9 @@ from protofed.api.task import Task
 from protofed.data.batches import Data
 from protofed.data.transforms import Transform
 from protofed.errors import BadInput
-from protofed.nn.networks import Parts
 from protofed.tasks.custom.shares import Agreed
 from protofed.tasks.custom.split import SiteExamples, SplitRows, class_indices
-from protofed.tasks.models import network
+from protofed.tasks.models import Network
 
 if TYPE_CHECKING:
     from protofed.tasks.custom.settings import Custom
@@ -27,7 +26,7 @@ def assemble(
     rows: Mapping[str, SplitRows],
     inputs: Mapping[str, Tensor],
     agreed: Agreed,
-    parts: Callable[[int], Parts],
+    model: Network,
     transform: Transform,
     settings: "Custom",
 ) -> Task:
@@ -44,7 +43,7 @@ def assemble(
         clients={site: _balanced(data) if settings.balance else data for site, data in training.items()},
         tests=tests,
         num_classes=len(classes),
-        model=network(parts, len(classes)),
+        model=model,
         domain_of={site: site for site in tests},
         local_tests=tests,
         transform=transform,

@@ -1,9 +1,8 @@
 """Own images: read, split, and made a task by what was agreed."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,10 @@ from protofed.datasets import sites
 from protofed.datasets.images import check_memory
 from protofed.datasets.preprocessing import ImageFiles
 from protofed.errors import BadInput
-from protofed.nn.networks import Parts
 from protofed.tasks.custom.assembly import assemble
 from protofed.tasks.custom.shares import Agreed, ImageShare, bits_of_all
 from protofed.tasks.custom.split import SiteExamples, SplitRows, split_sites
+from protofed.tasks.models import Network
 
 if TYPE_CHECKING:
     from protofed.tasks.custom.settings import Custom
@@ -102,14 +101,13 @@ class OwnImages:
                 f"{self.settings.max_damaged:g}. Get them again, remove them, or raise max_damaged in [task]:{listed}"
             )
 
-    def task(self, agreed: Agreed, network: Callable[[int, int], Parts]) -> Task:
+    def task(self, agreed: Agreed, model: Network) -> Task:
         assert isinstance(agreed.files, ImageFiles), "images are prepared as images"
         if agreed.files.bits != self.read_with and any(self.bits.values()):
             again = OwnImages.read(self.settings, self.root, self.only, agreed.files.bits)
-            return again.task(agreed, network)
+            return again.task(agreed, model)
         half = (0.5,) * self.settings.channels
-        parts = partial(network, self.settings.channels)
-        return assemble(self.examples, self.rows, self.inputs, agreed, parts, Transform(half, half), self.settings)
+        return assemble(self.examples, self.rows, self.inputs, agreed, model, Transform(half, half), self.settings)
 
 
 def _bits(listing: sites.ImageSites, settings: "Custom") -> dict[str, int | None]:

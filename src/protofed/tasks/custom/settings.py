@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Interval, Lt
 
 from protofed.api.task import Task
 from protofed.datasets import sites
+from protofed.datasets.preprocessing import ImageFiles
 from protofed.datasets.sites import SiteKind
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
@@ -19,6 +20,7 @@ from protofed.tasks.custom.image_task import OwnImages
 from protofed.tasks.custom.shares import Agreed, agreed
 from protofed.tasks.custom.split import untested_classes
 from protofed.tasks.custom.table_task import OwnTables
+from protofed.tasks.models import Network, network
 
 log = logging.getLogger(__name__)
 
@@ -96,12 +98,18 @@ class Custom:
 
     def read(self, only: Collection[str] = ()) -> OwnImages | OwnTables:
         """The files of all sites, or of some, before it is agreed how they are prepared."""
-        root, _ = self._root(), self._network()
+        root, _ = self._root(), self._network_name()
         return (OwnImages if self.kind == "images" else OwnTables).read(self, root, only)
 
     def made(self, own: OwnImages | OwnTables, preparation: Agreed) -> Task:
         """The task of the sites whose files were read."""
-        return own.task(preparation, _function(self._network()))
+        return own.task(preparation, self.network(preparation))
+
+    def network(self, preparation: Agreed) -> Network:
+        """The network of every site."""
+        files = preparation.files
+        inputs = files.channels if isinstance(files, ImageFiles) else len(files.encoder.features)
+        return network(_function(self._network_name()), inputs, len(preparation.classes))
 
     def stamp(self) -> str:
         """A hash of names, sizes and modification times of the files: a run on changed files is another run. Nothing
@@ -133,7 +141,7 @@ class Custom:
             )
         return root
 
-    def _network(self) -> str:
+    def _network_name(self) -> str:
         name = self.model or ("cnn3" if self.kind == "images" else "mlp")
         if ":" in name:
             return name

@@ -1,9 +1,8 @@
 """Own tables: read, split, summed up for the agreement, and made a task by it."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +14,10 @@ from protofed.datasets.sites import LabelledRows
 from protofed.datasets.tabular import Kind, Table, summary_of
 from protofed.datasets.tabular.encoding import Categories, Moments, Summary
 from protofed.errors import BadInput
-from protofed.nn.networks import Parts
 from protofed.tasks.custom.assembly import assemble
 from protofed.tasks.custom.shares import Agreed, ColumnShare, TableShare, used_columns
 from protofed.tasks.custom.split import SiteExamples, SplitRows, split_sites
+from protofed.tasks.models import Network
 
 if TYPE_CHECKING:
     from protofed.tasks.custom.settings import Custom
@@ -73,11 +72,10 @@ class OwnTables:
             columns={name: _column_share(table, name, said.columns.get(name)) for name in self.kinds},
         )
 
-    def task(self, agreed: Agreed, network: Callable[[int, int], Parts]) -> Task:
+    def task(self, agreed: Agreed, model: Network) -> Task:
         assert isinstance(agreed.files, TableRows), "tables are prepared as tables"
         inputs = {site: agreed.files.encoded(site_rows.table) for site, site_rows in self.labelled.items()}
-        parts = partial(network, len(agreed.files.encoder.features))
-        return assemble(self.examples, self.rows, inputs, agreed, parts, Transform(), self.settings)
+        return assemble(self.examples, self.rows, inputs, agreed, model, Transform(), self.settings)
 
 
 def _column_share(table: Table, name: str, said: Moments | Categories | None) -> ColumnShare:
