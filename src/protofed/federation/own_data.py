@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from protofed.api.task import ClientId
@@ -119,11 +120,9 @@ class OwnData:
     def _told(self, client: ClientId, share: Share, own: OwnImages | OwnTables) -> Share:
         """Without the names of classes that the policy keeps back."""
         count = Counter(own.examples[client].labels)
+        least = self._telling.class_count if self._telling.classes else inf
         # guard: rare-classes-are-not-told
-        told = tuple(
-            name for name in share.classes if self._telling.classes and count[name] >= self._telling.class_count
-        )
-        return replace(share, classes=told)
+        return replace(share, classes=tuple(name for name in share.classes if count[name] >= least))
 
     def _refuse_other(self, theirs: Any) -> None:
         ours = loaded(section_text("task", self.table), "the site's task")["task"]
