@@ -19,6 +19,7 @@ from federation.own_folders import (
     COLUMNS,
     RARE_NUMBER,
     RARE_WORD,
+    given_to_sites,
     sites_with,
     write_images,
     write_tables,
@@ -32,6 +33,7 @@ from protofed.federation.in_process import InProcess
 from protofed.federation.messages import Enrolment, Question, Refusal, Shared, Survey
 from protofed.federation.own_data import OwnData, Telling
 from protofed.federation.own_formats import read_shares, shares_text
+from protofed.federation.policy import Identity, Policy, SiteSettings
 from protofed.federation.server import prepared
 from protofed.federation.site import Site
 from protofed.methods import METHODS
@@ -291,6 +293,41 @@ def test_a_class_that_nobody_tells_is_refused_without_its_name(images: Custom, t
     with pytest.raises(BadInput, match="C: CLASS_NOT_TOLD"):
         prepared(link, config_of(images), "r1")
     assert b"hapax" not in b"".join(link.passed)
+
+
+def findings(folder: Path, settings: Custom, policy: Policy) -> dict[str, bool]:
+    """What `protofed site check` says of the data of site C."""
+    pytest.importorskip("cryptography", reason="a check looks at keys, for which the extra flower brings cryptography")
+    from protofed.federation.site_check import check
+
+    path = given_to_sites(folder, settings)["C"]
+    site = Identity("C", "0" * 32, "localhost:8000")
+    found = check(SiteSettings(folder, site, replace(settings, path=str(path)), ("west",), policy), reach=False)
+    return {finding.text: finding.is_good for finding in found}
+
+
+def test_a_check_says_what_is_there_and_tries_a_step(tables: Custom, tmp_path: Path) -> None:
+    found = findings(tmp_path, tables, Policy(min_rows=3, min_class_count=1))
+    assert found["own files of west: classes dead, ill, well"]
+    assert any(text.startswith("one step on one batch") and good for text, good in found.items())
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        (Policy(min_rows=4), "set min_rows = 4 in its section"),
+        (Policy(min_rows=1, columns=["age", "sex", "ward"]), "does not allow the columns marker, note"),
+    ],
+)
+def test_a_check_says_what_the_policy_forbids(policy: Policy, told: str, tables: Custom, tmp_path: Path) -> None:
+    assert any(told in text and not good for text, good in findings(tmp_path, tables, policy).items())
+
+
+def test_a_check_of_a_single_class_tries_no_step_and_is_good(images: Custom, tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    shutil.copytree(Path(images.path) / "west/benign", folder / "west/benign")
+    found = findings(tmp_path, replace(images, path=str(folder)), Policy())
+    assert any("a single class" in text and good for text, good in found.items())
 
 
 # ---- what does not fit together

@@ -38,10 +38,11 @@ def init(
 ) -> None:
     """Make the server's folder and a kit for each site, and say what goes to whom."""
     from protofed.federation import keys, kits
-    from protofed.runs.config import config as configuration
 
     task = {"name": "minidigits"}
     if experiment is not None:
+        from protofed.runs.config import config as configuration
+
         task = configuration.load(experiment, data_elsewhere=True).resolved()["task"]
     server = kits.init(folder, [name.strip() for name in sites.split(",")], address, listen, task)
     say(f"{server.path}  stays here. It holds secrets: nobody else may read it")
