@@ -181,6 +181,18 @@ GUARDS = (
         swap=("max(pipeline.min_class_count, least)", "pipeline.min_class_count"),
     ),
     Guard(
+        id="shares-are-bounded",
+        what="what a site tells of its own files is bounded",
+        tests="tests/federation/test_own_data.py -k told_is_bounded",
+        new="if False:",
+    ),
+    Guard(
+        id="no-survey-ends-a-site",
+        what="an error that nobody foresaw while own files are read is a refusal, and the site goes on",
+        tests="tests/federation/test_own_data.py -k nobody_foresaw",
+        swap=("Exception", "ZeroDivisionError"),
+    ),
+    Guard(
         id="only-allowed-columns-are-told",
         what="of own tables a site tells nothing of columns that its policy does not allow",
         tests="tests/federation/test_own_data.py -k against_its_policy",

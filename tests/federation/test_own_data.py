@@ -204,6 +204,29 @@ def test_a_fault_of_files_stays_at_the_site(tables: Custom, tmp_path: Path) -> N
     assert "west.csv, line" in log
 
 
+@pytest.mark.parametrize("message", ["survey", "question"])
+def test_an_error_that_nobody_foresaw_ends_no_site_and_stays_there(
+    message: str, tables: Custom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = one_site(tmp_path, tables, Telling())
+
+    def fails(own: OwnData) -> None:
+        raise ValueError("could not convert 'Miss Havisham'")
+
+    monkeypatch.setattr(OwnData, "_read", fails)
+    answer = asked(site, survey_of(tables) if message == "survey" else Question("a" * 32, "{}"))
+    assert [name for name, _ in answer.refusals] == [Refusal.FILES_NOT_USABLE]
+    assert b"Havisham" not in encoded(answer)
+    assert "ValueError: could not convert 'Miss Havisham'" in (site.folder / "log.jsonl").read_text()
+
+
+def test_what_is_told_is_bounded(tables: Custom, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = one_site(tmp_path, tables, Telling())
+    monkeypatch.setattr("protofed.federation.own_data.MOST_TOLD", 1000)
+    answer = asked(site, survey_of(tables))
+    assert (answer.shares, [name for name, _ in answer.refusals]) == ("", [Refusal.TOO_MANY_BYTES])
+
+
 # ---- the policy
 
 

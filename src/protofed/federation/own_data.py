@@ -9,7 +9,14 @@ from typing import Any
 from protofed.api.task import ClientId
 from protofed.errors import BadInput
 from protofed.federation.messages import Refusal
-from protofed.federation.own_formats import preparation_text, read_preparation, read_shares, shares_text
+from protofed.federation.own_formats import (
+    LEAVE_OUT,
+    MOST_TOLD,
+    preparation_text,
+    read_preparation,
+    read_shares,
+    shares_text,
+)
 from protofed.federation.site_data import SiteData
 from protofed.federation.site_run import Refused
 from protofed.runs.config.recording import task_table
@@ -70,6 +77,9 @@ class OwnData:
             raise Refused(Refusal.COLUMN_NOT_ALLOWED, f"{what}. `protofed site check` there says which")
         text = shares_text({client: self._told(client, share, own) for client, share in own.shares.items()})
         read_shares(text, self._settings.kind, "this site")  # what others would refuse is not sent
+        if (size := len(text.encode())) > MOST_TOLD:  # guard: shares-are-bounded
+            what = f"its shares have {size} bytes, and at most {MOST_TOLD} are told: {LEAVE_OUT}"
+            raise Refused(Refusal.TOO_MANY_BYTES, what)
         return text
 
     def prepared(self, preparation: str) -> SiteData:

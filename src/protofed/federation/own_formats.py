@@ -19,11 +19,14 @@ from protofed.tasks.custom.shares import MAX_CLASSES, Agreed, ColumnShare, Image
 
 MOST_CLIENTS = 10_000
 """Of one site."""
+MOST_TOLD = 2**21
+"""Bytes of what one site tells, and of the preparation: both are in headers of messages."""
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _SHARES: dict[SiteKind, TypeAdapter[Any]] = {
     "images": TypeAdapter(Annotated[dict[Name, ImageShare], MinLen(1), MaxLen(MOST_CLIENTS)], config=_STRICT),
     "tables": TypeAdapter(Annotated[dict[Name, TableShare], MinLen(1), MaxLen(MOST_CLIENTS)], config=_STRICT),
 }
+LEAVE_OUT = "name columns of many or long words in leave_out"
 
 
 class Preparation(Written):
@@ -37,7 +40,10 @@ class Preparation(Written):
 def preparation_text(agreed: Agreed) -> str:
     files = files_of(agreed.files)
     assert files is not None, "own files are images or tables"
-    return Preparation(classes=agreed.classes, files=files).text().decode()
+    text = Preparation(classes=agreed.classes, files=files).text()
+    if len(text) > MOST_TOLD:
+        raise BadInput(f"the preparation of all sites has {len(text)} bytes; at most {MOST_TOLD} are sent: {LEAVE_OUT}")
+    return text.decode()
 
 
 def read_preparation(text: str) -> Agreed:

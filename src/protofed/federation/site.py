@@ -99,22 +99,23 @@ class Site:
             if not isinstance(self.data, OwnData):
                 raise Refused(Refusal.OTHER_TASK, f"the task of this site is {self.data.task.name}, without own files")
             shares = self.data.shares(survey.task)
-        except (Refused, BadInput) as error:
+        except Exception as error:  # guard: no-survey-ends-a-site
             refused = self._refused(error, survey.nonce)
         self._files.log("survey", {"nonce": survey.nonce, "task": printable(survey.task), "told": shares})
         if self.dry_run and refused is None:  # guard: dry-run-tells-nothing
             refused = (Refusal.DRY_RUN, "this site only says what it would do, and would tell of its files")
         return Shared(survey.nonce, "" if refused else shares, _named([refused] if refused else []))
 
-    def _refused(self, error: Refused | BadInput, nonce: str) -> RefusedExperiment:
+    def _refused(self, error: Exception, nonce: str) -> RefusedExperiment:
         """What leaves the site of a reason. A fault of files may name a value, so only the log has it."""
         if isinstance(error, Refused):
             return error.name, error.text
-        self._files.log("fault", {"nonce": nonce, "why": printable(str(error))})  # guard: faults-of-files-stay-here
+        why = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        self._files.log("fault", {"nonce": nonce, "why": printable(why)})  # guard: faults-of-files-stay-here
         return Refusal.FILES_NOT_USABLE, "files of this site cannot be used: its log says why, or `protofed site check`"
 
     def _data(self, preparation: str) -> SiteData:
-        """The site's part of the task. Raises Refused, and BadInput for a fault of its files."""
+        """The site's part of the task. Raises Refused, or anything else for a fault of its files."""
         if isinstance(self.data, OwnData):
             return self.data.prepared(preparation)
         if preparation:
@@ -126,7 +127,7 @@ class Site:
         methods = {name: digest for name, digest in method_digests().items() if not wanted or name in wanted}
         try:
             data = self._data(question.preparation)
-        except (Refused, BadInput) as error:
+        except Exception as error:
             told = _named([self._refused(error, question.nonce)])
             return Enrolment(question.nonce, versions(), "", (), (), methods, self.limits, told)
         validated = tuple(client for client in data.clients if client in data.task.validation)
@@ -134,15 +135,13 @@ class Site:
         return Enrolment(question.nonce, versions(), outline, data.own_tests, validated, methods, self.limits)
 
     def _verdict(self, proposal: Proposal) -> Verdict:
-        description = proposal.description
-        found: list[RefusedExperiment] = []
-        data = ""
+        description, data = proposal.description, ""
         try:
             own = self._data(description.preparation)
-            data = fingerprint(own.task)
-            found = refusals(description, own, self.limits)
-        except (Refused, BadInput) as error:
+        except Exception as error:
             found = [self._refused(error, proposal.nonce)]
+        else:
+            found, data = refusals(description, own, self.limits), fingerprint(own.task)
         if not found:
             try:
                 self._run_of(proposal)
@@ -233,7 +232,7 @@ class Site:
             return None
         try:
             data = self._data(description.preparation)
-        except BadInput as error:
+        except Exception as error:
             raise Refused(*self._refused(error, order.nonce)) from error
         if fingerprint(data.task) != self._files.data(description.run):  # guard: data-as-agreed-after-restart
             raise Refused(Refusal.OTHER_DATA, CHANGED)

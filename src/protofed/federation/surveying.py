@@ -39,9 +39,10 @@ def surveyed(
     everyone = {client: share for shares in told.values() for client, share in shares.items()}
     try:
         found = agreed(everyone, settings)
+        preparation = preparation_text(found)
     except BadInput as error:
         raise BadInput(f"sites do not fit together:\n{error}{_where(owner)}") from error
-    return Central({}, model=settings.network(found), preparation=preparation_text(found))
+    return Central({}, model=settings.network(found), preparation=preparation)
 
 
 def _strange_classes(told: Mapping[str, Mapping[ClientId, Share]]) -> Iterator[str]:
