@@ -6,7 +6,7 @@ from math import inf
 
 from protofed.api.task import ClientId, Task
 from protofed.engine.federation import Federation
-from protofed.federation.enrolling import Central, agree, described, enrolled, server_task
+from protofed.federation.enrolling import Central, Enrolled, agree, described, enrolled, server_task
 from protofed.federation.interface import Link
 from protofed.federation.messages import OnMemoryLost
 from protofed.federation.runtime import Remote
@@ -42,10 +42,8 @@ def prepared(
     for.
     """
     refuse([*check_sections(vars(config), data_elsewhere=True), *check_remote(config)])
-    if central is None and isinstance(config.task, Custom):
-        central = surveyed(link, config.task, seconds, speakers)
-    elif central is None:
-        central = Central.of(config.task if isinstance(config.task, Task) else config.task.build())
+    if central is None:
+        central = _known(link, config, seconds, speakers)
     sites = enrolled(link, seconds, speakers, central.preparation)
     task = server_task(sites, central)
     refuse([*check_task(config.evaluation, task)])
@@ -62,8 +60,6 @@ def prepared(
         name=run,
     )
     agree(link, description, sites, seconds)
-    settings, _, files = config.identity.partition("+")
-    data = sites.digest + (text_digest(central.preparation) if central.preparation else "")
     return Experiment(
         federation,
         evaluate_every=config.evaluation.every,
@@ -71,12 +67,26 @@ def prepared(
         patience=config.evaluation.patience,
         threads=config.runtime.threads,
         config=config.toml(),
-        identity=f"{settings}+{files}{data}",  # guard: resumed-with-the-same-clients
+        identity=_identity(config, sites, central),  # guard: resumed-with-the-same-clients
         runtime={"name": "remote", **config.runtime.numerics()},
         on_save_error=config.saving.on_error,
         keep=tuple(config.saving.keep),
         logging=config.logging,
     )
+
+
+def _known(link: Link, config: Config, seconds: float, speakers: Mapping[str, Collection[ClientId]] | None) -> Central:
+    """What the server knows of the task: all that sites tell where the data are their own."""
+    if isinstance(config.task, Custom):
+        return surveyed(link, config.task, seconds, speakers)
+    return Central.of(config.task if isinstance(config.task, Task) else config.task.build())
+
+
+def _identity(config: Config, sites: Enrolled, central: Central) -> str:
+    """The hash of what changes numbers, with who takes part, and what was agreed on own files."""
+    settings, _, files = config.identity.partition("+")
+    prepared = text_digest(central.preparation) if central.preparation else ""
+    return f"{settings}+{files}{sites.digest}{prepared}"
 
 
 def at_server(pipeline: UploadPipeline) -> UploadPipeline:
