@@ -28,7 +28,7 @@ class Examples:
 
 def examples_of(task: Task, client: ClientId, seed: int = 0) -> Examples | None:
     """Of one client; None if nothing is left to compare."""
-    train, others, population = task.clients[client], task.local_tests.get(client), _tests(task, client)
+    train, others, population = task.clients[client], task.local_tests.get(client), tests_of(task, client)
     is_own = others is not None
     if others is None:
         if population is None:
@@ -47,7 +47,7 @@ def examples_of(task: Task, client: ClientId, seed: int = 0) -> Examples | None:
     return Examples(members, outside, population, is_own)
 
 
-def _tests(task: Task, client: ClientId) -> Data | None:
+def tests_of(task: Task, client: ClientId) -> Data | None:
     """The test set of the client's domain, or all of them."""
     own = task.domain_of.get(client)
     names = [own] if own else [*task.tests]

@@ -87,7 +87,7 @@ def labels(replay: Replay) -> Labels:
 
 def classifier_update(sent: Sent, num_classes: int) -> Tensor | None:
     """How far each class's score was moved, (C,): the change of the classifier's bias, or the sums of its rows'
-    changes if it has none. A step of training raises the score of a class by how often it is there more than predicted."""
+    changes if it has none. Training raises the score of a class that is there more often than it is predicted."""
     leaves, received = tree.named_leaves(sent.upload), tree.named_leaves(sent.message)
     moved: dict[int, Tensor] = {}
     for path, role in roles(sent.upload).items():
