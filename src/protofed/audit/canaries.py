@@ -1,7 +1,7 @@
 """An audit of privacy by one training run: planted examples, a coin for each, and guesses about the coins.
 
-Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023. If a run is (ε, δ)-private for single
-examples, nobody guesses many coins right. So right guesses rule small ε out. They never prove that ε is small.
+Steinke, Nasr, Jagielski: Privacy Auditing with One (1) Training Run, NeurIPS 2023. If a run is (ε, δ)-private for
+single examples, nobody guesses many coins right. So right guesses rule small ε out. They never prove that ε is small.
 """
 
 import json

@@ -93,42 +93,64 @@ def scores_of(
     replay: Replay, sent: Sent, examples: Examples, notes: dict[str, None]
 ) -> Sequence[tuple[str, str, Score]]:
     """The attacks that one upload allows: name, what else they need, and the score of examples."""
-    return [*_of_weights(replay, sent, notes), *_of_prototypes(replay, sent, examples, notes)]
+    return [*_of_weights(replay, sent, examples, notes), *_of_prototypes(replay, sent, examples, notes)]
 
 
-def whole_models(upload: Tree, networks: Networks) -> list[tuple[str, Params]]:
-    """The sets of weights in an upload that are all a network has, by the path before the names."""
+def sent_models(upload: Tree, networks: Networks) -> list[tuple[str, Params]]:
+    """The sets of weights in an upload that are those of a network, or some of them, by the path before the names."""
     found: dict[str, Params] = {}
     for path, role in roles(upload).items():
-        if isinstance(role, Weights):
-            where, _, name = path.rpartition("/")
-            found.setdefault(where, {})[name] = tree.named_leaves(upload)[path]
-    return [
-        (where, params)
-        for where, params in found.items()
-        if all(name in params and params[name].shape == shape for name, shape in networks.shapes.items())
-    ]
+        where, _, name = path.rpartition("/")
+        leaf = tree.named_leaves(upload)[path]
+        if isinstance(role, Weights) and networks.shapes.get(name) == leaf.shape:
+            found.setdefault(where, {})[name] = leaf
+    return [*found.items()]
 
 
-def _of_weights(replay: Replay, sent: Sent, notes: dict[str, None]) -> list[tuple[str, str, Score]]:
+def are_enough(networks: Networks, params: Params, use: Callable[[Params], object]) -> bool:
+    """Whether these weights are all that something needs. If some are missing, it is tried."""
+    if params.keys() == networks.shapes.keys():
+        return True
+    try:
+        use(params)
+    except KeyError:  # the name of a weight that stays at the client
+        return False
+    return True
+
+
+def _of_weights(replay: Replay, sent: Sent, examples: Examples, notes: dict[str, None]) -> list[tuple[str, str, Score]]:
     if not any(isinstance(role, Weights) for role in roles(sent.upload).values()):
         return []
-    networks = replay.federation.networks_of(sent.client)
-    models = whole_models(sent.upload, networks)
+    networks, one = replay.federation.networks_of(sent.client), examples.population.rows(torch.tensor([0]))
+    loss = partial(_loss, replay, sent, networks)
+    models = [
+        (where, params)
+        for where, params in sent_models(sent.upload, networks)
+        if are_enough(networks, params, lambda params: loss(params, one))
+    ]
     if not models:
-        notes["weights: a part of them stays at the clients, so the loss of a client's model cannot be computed"] = None
+        notes["weights: what is sent of them is not enough to compute the loss of a client's model"] = None
         return []
     found: list[tuple[str, str, Score]] = []
     received = tree.named_leaves(sent.message)
     for where, params in models:
         name = "weights" if len(models) == 1 else where
-        loss = partial(_loss, replay, sent, networks, params)
-        found.append((f"{name}: loss", "", lambda data, loss=loss: -loss(data)))
         start = {key: received[f"{where}/{key}"] for key in params if f"{where}/{key}" in received}
+        found.append((f"{name}: loss", "", partial(_lower, loss, params)))
         if start.keys() == params.keys() and all(start[key].shape == params[key].shape for key in params):
-            before = partial(_loss, replay, sent, networks, start)
-            found.append((f"{name}: loss drop", "", lambda data, a=before, b=loss: a(data) - b(data)))
+            found.append((f"{name}: loss drop", "", partial(_dropped, loss, start, params)))
     return found
+
+
+Loss = Callable[[Params, Data], np.ndarray]
+
+
+def _lower(loss: Loss, params: Params, data: Data) -> np.ndarray:
+    return -loss(params, data)
+
+
+def _dropped(loss: Loss, before: Params, after: Params, data: Data) -> np.ndarray:
+    return loss(before, data) - loss(after, data)
 
 
 def _loss(replay: Replay, sent: Sent, networks: Networks, params: Params, data: Data) -> np.ndarray:
@@ -164,8 +186,13 @@ def _of_prototypes(
     if not paths:
         return []
     networks = replay.federation.networks_of(sent.client)
-    needs = "" if whole_models(sent.upload, networks) else "the client's encoder, which is not sent as a whole"
-    features = partial(_features, replay, sent, networks)
+    features = partial(_features, replay, sent, networks, _trained(replay, sent))
+    one = examples.population.rows(torch.tensor([0]))
+    is_sent = any(
+        are_enough(networks, params, lambda params: _features(replay, sent, networks, params, one))
+        for _, params in sent_models(sent.upload, networks)
+    )
+    needs = "" if is_sent else "the client's encoder, which is not sent"
     population = features(examples.population)
     found: list[tuple[str, str, Score]] = []
     for path in paths:
@@ -203,11 +230,15 @@ def _traced(
     return score.numpy()
 
 
-def _features(replay: Replay, sent: Sent, networks: Networks, data: Data) -> Tensor:
-    """What prototypes are means of, under the weights that the client had trained, (n, D)."""
-    federation, method = replay.federation, replay.federation.method
-    memory = federation.client_state(replay.after, sent.client, sent.message)
-    params = method.trained_weights(sent.upload, memory)
+def _trained(replay: Replay, sent: Sent) -> Params:
+    """The weights that the client had trained, by which it made its prototypes."""
+    memory = replay.federation.client_state(replay.after, sent.client, sent.message)
+    return replay.federation.method.trained_weights(sent.upload, memory)
+
+
+def _features(replay: Replay, sent: Sent, networks: Networks, params: Params, data: Data) -> Tensor:
+    """What prototypes are means of, (n, D)."""
+    method = replay.federation.method
 
     def shown(model: Model, batch: Batch) -> Tensor:
         return method.shown_features(model, batch.x).flatten(1)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protofed import tree
 from protofed.audit import labels, membership, prototypes
 from protofed.audit.labels import Labels
 from protofed.audit.membership import Attack
@@ -40,7 +41,7 @@ def audit(run: SavedRun, min_owners: int = 2, tell: Callable[[str], None] = lamb
     """What the uploads of a run's last round tell an attacker."""
     tell("replaying the last round")
     replay = replayed(run)
-    if not any(one.is_of_round for one in replay.sent):
+    if not any(one.is_of_round and tree.leaves(one.upload) for one in replay.sent):
         raise BadInput(f"{run.folder.path}: its clients send nothing in a round, so there is nothing to audit")
     tell("membership")
     attacks, notes = membership.attacks(replay)
@@ -173,6 +174,8 @@ def _replay(replay: Replay) -> str:
 
 def _membership(audit: Audit) -> list[str]:
     found = ["## Was an example trained on?"]
+    if not audit.attacks and not audit.notes:
+        found.append("What is sent is neither weights nor prototypes, so no attack was tried.")
     if audit.attacks:
         found.append(
             "The attacker has one upload and asks of an example whether its client trained on it. AUC: the chance that "
