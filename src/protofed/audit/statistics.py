@@ -119,20 +119,14 @@ def matched(first: Any, second: Any, seed: int) -> tuple[NDArray[np.int64], NDAr
 def chance_of(right: int, guesses: int, canaries: int, epsilon: float, delta: float = 0.0) -> float:
     """A bound on the chance of at least so many right guesses if the mechanism is (ε, δ)-private: Theorem 5.2 of
     Steinke, Nasr, Jagielski, Privacy Auditing with One (1) Training Run, NeurIPS 2023."""
-    sure = 1 / (1 + exp(-epsilon))
-    tails = _upper_tails(guesses, sure)
-    bound = tails[right]
-    if delta:
-        gains = [(tails[right - i] - tails[right]) / i for i in range(1, right + 1)]
-        bound += 2 * canaries * delta * max(gains, default=0.0)
-    return min(bound, 1.0)
-
-
-def _upper_tails(trials: int, share: float) -> list[float]:
-    """P[X ≥ k] for k = 0, …, trials, X binomial."""
     from scipy.special import bdtrc
 
-    return [1.0, *(float(bdtrc(k - 1, trials, share)) for k in range(1, trials + 1))]
+    at_least = np.arange(right + 1)[::-1]  # right, right − 1, …, 0
+    tails = np.where(at_least > 0, bdtrc(at_least - 1.0, guesses, 1 / (1 + exp(-epsilon))), 1.0)
+    bound = float(tails[0])
+    if delta and right:
+        bound += 2 * canaries * delta * float(((tails[1:] - tails[0]) / np.arange(1, right + 1)).max())
+    return min(bound, 1.0)
 
 
 def least_epsilon(right: int, guesses: int, canaries: int, delta: float = 0.0, doubt: float = 1 - LEVEL) -> float:
