@@ -108,13 +108,13 @@ def test_the_bound_holds_for_randomized_response() -> None:
     95 % confidence it may be in one of 20 runs."""
     draws, epsilon, wrong = np.random.default_rng(0), 1.0, 0
     found = []
-    for _ in range(100):
+    for _ in range(60):
         is_in = draws.random(400) < 0.5
         truthful = draws.random(400) < 1 / (1 + np.exp(-epsilon))
         scores = np.where(is_in == truthful, 1.0, -1.0) + 0.01 * draws.random(400)
         found.append(statistics.best_guesses(scores, is_in).epsilon)
         wrong += found[-1] > epsilon
-    assert wrong <= 10
+    assert wrong <= 7
     assert np.median(found) > 0.5, "and it is worth something"
 
 

@@ -25,6 +25,36 @@ class Guard(NamedTuple):
 
 GUARDS = (
     Guard(
+        id="audit-needs-uploads",
+        what="a run whose server saw sums alone is not audited as if it had seen uploads",
+        tests="tests/audit/test_replay.py -k secure_sums",
+        new="if False:",
+    ),
+    Guard(
+        id="audit-needs-states",
+        what="a run whose clients' states are elsewhere is not audited with made-up ones",
+        tests="tests/audit/test_replay.py -k over_sites",
+        new="if False:",
+    ),
+    Guard(
+        id="audit-needs-data",
+        what="a run whose data are elsewhere is not audited with blank examples",
+        tests="tests/audit/test_replay.py -k data_are_elsewhere",
+        new="if False:",
+    ),
+    Guard(
+        id="audit-compares-states",
+        what="a replay that ends in another state is not called exact",
+        tests="tests/audit/test_replay.py -k not_called_exact",
+        new="gap = 0.0",
+    ),
+    Guard(
+        id="audit-matches-labels",
+        what="members and others of an audit are equally many of each class",
+        tests="tests/audit/test_uploads.py -k equally_many",
+        new="here, there = np.arange(len(train)), np.arange(len(others))",
+    ),
+    Guard(
         id="states-elsewhere-are-not-made-afresh",
         what="a run over sites that is loaded has no made-up states of their clients",
         tests="tests/federation/test_runs.py -k only_the_public_model",

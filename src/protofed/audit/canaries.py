@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from protofed.api.task import ClientId, Task
-from protofed.audit.examples import Examples, tests_of
+from protofed.audit.examples import Examples, known_tests
 from protofed.audit.membership import scores_of
 from protofed.audit.replay import Replay, Tap
 from protofed.audit.report import table
@@ -62,7 +62,7 @@ def planted(task: Task, count: int, seed: int) -> tuple[Task, dict[ClientId, Pla
     used: dict[str, int] = {}
     for client, data in task.clients.items():
         draws = np.random.default_rng(derive_seed(seed, "canaries", client))
-        tests, domain = tests_of(task, client), task.domain_of.get(client, "")
+        tests, domain = known_tests(task, client), task.domain_of.get(client, "")
         if tests is None:
             raise BadInput(f"task {task.name}: canaries are made of test examples, and there are none at the server")
         first = used.get(domain, 0)

@@ -28,7 +28,7 @@ class Examples:
 
 def examples_of(task: Task, client: ClientId, seed: int = 0) -> Examples | None:
     """Of one client; None if nothing is left to compare."""
-    train, others, population = task.clients[client], task.local_tests.get(client), tests_of(task, client)
+    train, others, population = task.clients[client], task.local_tests.get(client), known_tests(task, client)
     is_own = others is not None
     if others is None:
         if population is None:
@@ -40,6 +40,7 @@ def examples_of(task: Task, client: ClientId, seed: int = 0) -> Examples | None:
         order = np.random.default_rng(derive_seed(seed, "population", client)).permutation(len(others))
         half = len(order) // 2
         population, others = (others.rows(torch.from_numpy(np.sort(o))) for o in (order[:half], order[half:]))
+    # guard: audit-matches-labels
     here, there = matched(train.labels, others.labels, derive_seed(seed, "matched", client))
     if not len(here):
         return None
@@ -47,7 +48,7 @@ def examples_of(task: Task, client: ClientId, seed: int = 0) -> Examples | None:
     return Examples(members, outside, population, is_own)
 
 
-def tests_of(task: Task, client: ClientId) -> Data | None:
+def known_tests(task: Task, client: ClientId) -> Data | None:
     """The test set of the client's domain, or all of them."""
     own = task.domain_of.get(client)
     names = [own] if own else [*task.tests]

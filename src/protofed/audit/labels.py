@@ -1,5 +1,6 @@
 """Label leakage: what a client's update says of which classes it has, and how many examples of each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,9 @@ from protofed import tree
 from protofed.api.roles import Count, Weights, roles
 from protofed.api.task import ClientId
 from protofed.audit.replay import Replay, Sent
-from protofed.audit.statistics import Interval, Pair, Scores, correlation, over_clients, pooled_auc
+from protofed.audit.statistics import Pair, Scores, correlation, over_clients, pooled_auc
 from protofed.engine.test_sets import label_counts
+from protofed.metrics.bootstrap import Interval
 
 
 @dataclass(frozen=True)
@@ -60,13 +62,13 @@ class Labels:
         return over_clients(_presence, self.readings)
 
 
-def _mean(readings: "list[Reading] | tuple[Reading, ...]") -> float | None:
+def _mean(readings: Sequence[Reading]) -> float | None:
     found = [one.correlation for one in readings]
     values = [value for value in found if value is not None]
     return float(np.mean(values)) if values else None
 
 
-def _presence(readings: "list[Reading] | tuple[Reading, ...]") -> float | None:
+def _presence(readings: Sequence[Reading]) -> float | None:
     pairs = [one.pair for one in readings]
     if not any(len(own) for own, _ in pairs) or not any(len(lacking) for _, lacking in pairs):
         return None

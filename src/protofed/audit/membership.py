@@ -24,8 +24,9 @@ from protofed.api.roles import Prototype, Weights, counted_by, roles
 from protofed.api.task import ClientId
 from protofed.audit.examples import Examples, examples_of
 from protofed.audit.replay import Replay, Sent
-from protofed.audit.statistics import Interval, Pair, Share, found_at, over_clients, pooled, pooled_auc
+from protofed.audit.statistics import Pair, Share, found_at, over_clients, pooled, pooled_auc
 from protofed.data.batches import Batch, Data
+from protofed.metrics.bootstrap import Interval
 from protofed.nn.networks import Model, Networks
 from protofed.tree import Params, Tree
 
@@ -219,9 +220,9 @@ def _traced(
         z, population = (F.normalize(one, dim=-1) for one in (z, population))  # prototypes are directions
     labels = examples.population.labels.cpu()
     score = torch.full((len(z),), torch.nan, dtype=torch.float64)
-    for c in y.unique().tolist():
+    for c in range(len(sets)):
         drawn = population[labels == c]
-        if not known[c].any() or len(drawn) < 2:
+        if not (y == c).any() or not known[c].any() or len(drawn) < 2:
             continue
         r = drawn.mean(0)
         away = (sets[c][known[c]] - r).T  # (D, S)

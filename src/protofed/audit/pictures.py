@@ -1,7 +1,7 @@
 """Pictures of audits."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def roc_curves(attacks: Sequence[Attack]) -> "Figure":
     figure, ((plain, small),) = panels(1, 2, (3.2, 3.0))
     for k, attack in enumerate(attacks):
         false, true = roc(*pooled([*attack.pairs.values()]))
-        look = {"color": COLOURS[k % len(COLOURS)], "linestyle": LINES[k % len(LINES)], "linewidth": 1.6}
+        look: dict[str, Any] = {"color": COLOURS[k % len(COLOURS)], "linestyle": LINES[k % len(LINES)]}
         plain.plot(false, true, label=f"{label([attack.kind], 40)[0]}: {attack.auc:.2f}", **look)
         small.plot(np.maximum(false, LOWEST), np.maximum(true, LOWEST), **look)
     for axis in (plain, small):
@@ -55,14 +55,14 @@ def prototype_bars(records: Records) -> "Figure":
     return figure
 
 
-def lines_by_attackers(panels_: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], y: str) -> "Figure":
+def lines_by_attackers(by_attack: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], y: str) -> "Figure":
     """A panel for each attack, a line for each rule over the number of attackers: the mean of seeds in their range."""
-    figure, (axes,) = panels(1, len(panels_), (2.7, 2.7), sharey=True)
-    for axis, (attack, rules) in zip(axes, panels_.items(), strict=True):
+    figure, (axes,) = panels(1, len(by_attack), (2.7, 2.7), sharey=True)
+    for axis, (attack, rules) in zip(axes, by_attack.items(), strict=True):
         for k, (rule, cells) in enumerate(rules.items()):
             numbers = sorted(cells)
             means = [float(np.mean(cells[n])) for n in numbers]
-            look = {"color": COLOURS[k % len(COLOURS)], "linestyle": LINES[k % len(LINES)]}
+            look: dict[str, Any] = {"color": COLOURS[k % len(COLOURS)], "linestyle": LINES[k % len(LINES)]}
             axis.plot(numbers, means, marker="os^Dv"[k % 5], markersize=4, label=rule, **look)
             axis.fill_between(
                 numbers, [min(cells[n]) for n in numbers], [max(cells[n]) for n in numbers],

@@ -1,6 +1,7 @@
 """What prototypes say of few records, and of classes that few clients have."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -72,7 +73,7 @@ def broadcast(replay: Replay, min_owners: int) -> list[Told]:
     before = _messages(replay, replay.server_after())
     told = []
     for c, own in few.items():
-        after = _messages(replay, replay.server_after(lambda one, c=c: _without(one, c, federation.task.num_classes)))
+        after = _messages(replay, replay.server_after(partial(_turned, c, federation.task.num_classes)))
         others = [client for client in federation.ids if client not in own and _differ(before[client], after[client])]
         told.append(Told(c, tuple(own), len(others)))
     return told
@@ -97,7 +98,7 @@ def _of_classes(upload: Tree) -> list[ClassRows]:
     return [rows for rows in class_rows(upload) if rows.prototypes]
 
 
-def _without(sent: Sent, c: int, num_classes: int) -> Tree:
+def _turned(c: int, num_classes: int, sent: Sent) -> Tree:
     """The upload with the prototypes of a class turned around."""
     leaves = tree.named_leaves(sent.upload)
     new = {}

@@ -142,7 +142,7 @@ def replayed(run: SavedRun) -> Replay:
         before = _state(run, federation, last - 1)
         after = federation.advance(before)
         finished = federation.finish(after)
-    gap = difference(finished.server, end.server)
+    gap = difference(finished.server, end.server)  # guard: audit-compares-states
     return Replay(federation, before, after, tap.sent, "differs" if gap else "exact", gap)
 
 
@@ -155,9 +155,8 @@ def refuse_unfit(run: SavedRun) -> None:
             f"{where}: its server saw sums alone (secure.sums = true), and no upload that could be audited; audit a "
             "run without secure.sums to see what each upload would have told"
         )
-    if any(
-        verify.manifest_of(run.folder.checkpoints, name)["receipts"] for name in _whole(run)
-    ):  # guard: audit-needs-states
+    receipts = [verify.manifest_of(run.folder.checkpoints, name)["receipts"] for name in _whole(run)]
+    if any(receipts):  # guard: audit-needs-states
         raise BadInput(f"{where}: the states and data of its clients are at their sites; audit a simulation of it")
     if not run.federation.task.has_data:  # guard: audit-needs-data
         raise BadInput(f"{where}: the data are not at hand: its task was made in Python, so audit it from Python")

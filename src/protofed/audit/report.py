@@ -13,8 +13,9 @@ from protofed.audit.membership import Attack
 from protofed.audit.pictures import prototype_bars, roc_curves
 from protofed.audit.prototypes import FEW, Records, Told
 from protofed.audit.replay import Replay, replayed
-from protofed.audit.statistics import Interval, Share
+from protofed.audit.statistics import Share
 from protofed.errors import BadInput
+from protofed.metrics.bootstrap import Interval
 from protofed.printable import one_line
 from protofed.reports.figures import save_figure
 from protofed.runs.loading import SavedRun

@@ -103,7 +103,7 @@ def matched(first: Any, second: Any, seed: int) -> tuple[NDArray[np.int64], NDAr
     """Positions in two lists of labels, drawn so that both have as many of each label, and as many as there can be."""
     draws = np.random.default_rng(seed)
     chosen: list[list[NDArray[np.int64]]] = [[], []]
-    labels = [np.asarray(first), np.asarray(second)]
+    labels = np.asarray(first), np.asarray(second)
     for label in np.intersect1d(*labels):
         own = [draws.permutation(np.flatnonzero(each == label)) for each in labels]
         count = min(map(len, own))
