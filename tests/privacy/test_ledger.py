@@ -29,14 +29,6 @@ def test_the_same_bytes_sent_again_cost_nothing_and_others_do(tmp_path: Path) ->
     assert len((tmp_path / "ledger.jsonl").read_text().splitlines()) == 3
 
 
-def test_a_budget_allows_what_is_left_of_it() -> None:
-    ledger = Ledger()
-    ledger.write([LINE])
-    assert ledger.allows(LINE.client, 0.5, 0.25)
-    assert not ledger.allows(LINE.client, 0.5, 0.2501)
-    assert ledger.allows("other", 0.5, 0.5)
-
-
 def test_a_line_that_a_kill_has_cut_off_was_not_sent(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     Ledger(path).write([LINE])

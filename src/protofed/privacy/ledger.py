@@ -15,20 +15,6 @@ from typing import Any
 from protofed.api.task import ClientId
 from protofed.errors import RunFailed
 
-SLACK = 1 + 1e-9
-"""Of a sum of many costs in floating point."""
-
-
-@dataclass(frozen=True)
-class Charge:
-    """What one step of a client costs for releases of one kind."""
-
-    kind: str
-    """"gradients" or "class sums"."""
-    releases: int
-    cost: float
-    """Σ 1/m² over these releases."""
-
 
 @dataclass(frozen=True)
 class Entry:
@@ -74,10 +60,6 @@ class Ledger:
         """Of the client that has spent most."""
         return max(map(self.spent, {entry.client for entry in self._entries}), default=0.0)
 
-    def allows(self, client: ClientId, budget: float, cost: float) -> bool:
-        """Whether a client that may spend so much can pay for a release."""
-        return self.spent(client) + cost <= budget * SLACK  # guard: budget-kept
-
     def write(self, entries: Iterable[Entry]) -> None:
         """Adds lines; they are on the disk when this returns. What is there already is the same release."""
         new = [entry for entry in dict.fromkeys(entries) if entry not in self._entries]
@@ -87,6 +69,7 @@ class Ledger:
 
 
 def _append(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     is_new = not path.exists()
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:

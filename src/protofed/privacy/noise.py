@@ -91,13 +91,27 @@ class Query:
     def clipped(self, rows: Tensor) -> Tensor:
         """Each record's vector (n, ...), in whole grids (float64) and no longer than `most`. One that is not finite
         adds nothing: noise could not hide it."""
-        rows = rows.double()
-        length = rows.flatten(1).norm(dim=1).reshape(-1, *[1] * (rows.dim() - 1))
-        factor = (self.most * BELOW_ONE / length.clamp(min=1e-300)).clamp(max=1)
-        rows = torch.where(length.isfinite(), rows * factor, 0.0)  # guard: each-record-clipped
-        return (rows / self.grid).round()
+        lengths = torch.linalg.vector_norm(rows.flatten(1), dim=1, dtype=torch.float64)
+        if not (is_finite := lengths.isfinite()).all():
+            rows = torch.where(is_finite.reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
+        factor = (self.most * BELOW_ONE / lengths.nan_to_num(1.0).clamp(min=1e-300)).clamp(max=1) / self.grid
+        return (rows * factor.reshape(-1, *[1] * (rows.dim() - 1))).round_()  # guard: each-record-clipped
 
     def released(self, total: Tensor, noise: Noise) -> Tensor:
         """The sum, of clipped vectors in grids, with noise for every number of it, in its own unit and shape."""
         drawn = noise.whole(self.size, self.scale).to(total.device)
         return (total.double().flatten() + drawn).view(total.shape) * self.grid
+
+
+@dataclass(frozen=True)
+class Release:
+    """A query and where its noise comes from."""
+
+    query: Query
+    noise: Noise
+
+    def clipped(self, rows: Tensor) -> Tensor:
+        return self.query.clipped(rows)
+
+    def released(self, total: Tensor) -> Tensor:
+        return self.query.released(total, self.noise)
