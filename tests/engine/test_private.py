@@ -224,8 +224,9 @@ def test_kills_make_no_second_version_of_anything_and_leave_nothing_unpaid(
 ) -> None:
     """T7. A run with secret noise is killed again and again; then it is run once more from what clients have sent."""
     monkeypatch.setattr(Tapped, "tap", in_memory / "timing")
-    begin = time.process_time()
-    execute(tapped_experiment(3), RunFolder(in_memory / "timed"))
+    for name in ("first", "timed"):  # the first one also imports what vmap needs
+        begin = time.process_time()
+        execute(tapped_experiment(3), RunFolder(in_memory / name))
     whole, draw, done = time.process_time() - begin, random.Random(1), 0
     for number in range(kills):
         if done >= kills:
