@@ -13,18 +13,22 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import protofed
 from faults.kills import fingerprint, folder_in_memory, run_killed_after
 from privacy.private_runs import private, task_of
 from protofed import BadInput, PrivacySettings, RunFailed, Sam, SecureSettings, Sgd
 from protofed.api.method import Uploads
+from protofed.cli.app import app
 from protofed.engine.federation import Federation
 from protofed.engine.private import Private, release_rounds
 from protofed.methods.fedavg import FedAvg
 from protofed.privacy.account import epsilon_of, mu_of
 from protofed.privacy.ledger import Entry
+from protofed.reports.page.facts import facts
 from protofed.runs.config import config as configuration
+from protofed.runs.listing import listing
 from protofed.runs.results import Result
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store.folder import RunFolder
@@ -61,7 +65,7 @@ def test_a_run_spends_what_was_promised_and_no_more(optimizer: Any, calls: int) 
         assert [entry.releases for entry in entries] == [2 * calls] * 3
         assert epsilon_of(sum(entry.cost for entry in entries) ** 0.5, 1e-6) == pytest.approx(8.0)
     assert of.private is not None
-    assert of.private.epsilon() == pytest.approx(8.0)
+    assert epsilon_of(of.private.most_spent**0.5, 1e-6) == pytest.approx(8.0)
 
 
 def test_prototypes_have_their_share() -> None:
@@ -334,3 +338,27 @@ def test_losses_are_not_told() -> None:
     of = private()
     assert of.advance(of.start()).loss is None
     assert isinstance(of.private, Private)
+
+
+# ---- what people are told
+
+
+def test_a_result_says_what_is_promised_spent_and_not_covered(tmp_path: Path) -> None:
+    result = run_in(tmp_path, privacy=PrivacySettings("record", epsilon=8.0))
+    for one in (result, protofed.load(tmp_path, task=task_of())):
+        assert one.privacy["released"] == pytest.approx(8.0)
+        assert one.privacy["noise"] == "SIMULATED"
+        assert "ε = 8 of 8 at δ = 1e-05 (SIMULATED)" in one.summary()
+    assert result.privacy["unit"] == "record"
+    assert "SIMULATED" not in run_in(tmp_path / "b").summary()
+
+
+def test_commands_and_the_page_say_it_too(tmp_path: Path) -> None:
+    run_in(tmp_path / "run", privacy=PrivacySettings("record", epsilon=8.0))
+    shown = CliRunner().invoke(app, ["show", str(tmp_path / "run")])
+    assert shown.output.count("SIMULATED") == 2
+    assert "Not covered: metrics" in shown.output
+    told = json.loads(CliRunner().invoke(app, ["show", str(tmp_path / "run"), "--json"]).output)
+    assert told["privacy"]["released"] == pytest.approx(8.0)
+    text = json.dumps(facts(listing([tmp_path / "run"]), "", ""), ensure_ascii=False)
+    assert "SIMULATED noise" in text
