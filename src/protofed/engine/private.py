@@ -217,9 +217,8 @@ def why_not_private(method: Method[Any, Any, Any, Any]) -> str:
     training the method replaces."""
     pairs = (("train", "train_privately"), ("trained", "trained_privately"))
     owners = [(_owner(method, plain), _owner(method, private)) for plain, private in pairs]
-    # guard: private-step-not-inherited-past-training
     is_own = all(issubclass(private, plain) for plain, private in owners if plain and private)
-    if owners[0][1] is Method or not is_own:
+    if owners[0][1] is Method or not is_own:  # guard: private-step-not-inherited-past-training
         return "has no private step"
     return f"has no private step: {method.not_by_record}" if method.not_by_record else ""
 
