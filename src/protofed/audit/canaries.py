@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from protofed.api.task import ClientId, Task
 from protofed.audit.examples import Examples, known_tests
 from protofed.audit.membership import scores_of
+from protofed.audit.poison import private_of
 from protofed.audit.replay import Replay, Tap
-from protofed.audit.report import table
 from protofed.audit.statistics import Guessed, Scores, best_guesses
+from protofed.audit.wording import table
 from protofed.data.batches import Data
 from protofed.engine.federation import Federation
 from protofed.errors import BadInput
@@ -102,7 +103,8 @@ def canary_audit(
     spoiled, chosen = planted(task, count, training.seed)
     tap = Tap()
     uploads = replace(config.pipeline, stages=(tap, *config.pipeline.stages))
-    federation = Federation(config.method, spoiled, training, Sequential(), uploads=uploads)
+    private = private_of(config)
+    federation = Federation(config.method, spoiled, training, Sequential(), uploads=uploads, private=private)
     with pinned_threads(config.runtime.threads):
         state = before = federation.start()
         while state.round < training.rounds:
@@ -112,8 +114,9 @@ def canary_audit(
         scores = _scores(Replay(federation, before, state, list(tap.sent), "exact"), chosen)
     if not scores:
         raise BadInput(f"{run.folder.path}: its uploads hold neither whole weights nor prototypes to guess from")
-    found = {kind: best_guesses(values, is_in) for kind, (values, is_in) in scores.items()}
-    return CanaryAudit(run, training.rounds, sum(len(one.is_in) for one in chosen.values()), 0.0, found)
+    delta = config.privacy.delta if config.privacy.is_on else 0.0
+    found = {kind: best_guesses(values, is_in, delta) for kind, (values, is_in) in scores.items()}
+    return CanaryAudit(run, training.rounds, sum(len(one.is_in) for one in chosen.values()), delta, found)
 
 
 def _scores(replay: Replay, chosen: Mapping[ClientId, Planted]) -> dict[str, tuple[Scores, NDArray[np.bool_]]]:
@@ -155,13 +158,14 @@ def markdown(found: CanaryAudit) -> list[str]:
         for kind, one in found.found.items()
     ]
     config, software = found.run.config, environment()
+    claim = f"The run claims ε = {config.privacy.epsilon:g}. " if config.privacy.is_on else ""
     return [
         f"# Canaries in {config.resolved()['method']['name']}, {one_line(found.run.federation.task.name)}",
         f"{found.canaries} test images with wrong labels were planted, half of them trained on, in one run of "
         f"{found.rounds} rounds with seed {config.training.seed}. protofed {software['protofed']}, commit "
         f"{software['commit']}, torch {software['torch']}.",
         table(["guessed from", "ε is at least", "guesses right", "at most provable"], rows),
-        "Each line holds with 95 % confidence, for one client's upload of the last round, with δ = 0. The bound is "
+        f"{claim}Each line holds with 95 % confidence, for δ = {found.delta:g}. The bound is "
         "from below: a small number does not show that the run is private. The last column is what the bound would "
         "be with every guess right. It grows with the logarithm of the number of canaries, so that a claim of an ε "
         "above it cannot be refuted by this audit.",

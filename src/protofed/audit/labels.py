@@ -50,7 +50,7 @@ class Labels:
 
     @property
     def interval(self) -> Interval | None:
-        return over_clients(_mean, self.readings)
+        return over_clients(_mean, [one for one in self.readings if one.correlation is not None])
 
     @property
     def presence(self) -> float | None:

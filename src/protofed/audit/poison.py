@@ -14,6 +14,7 @@ from protofed.api.roles import PerClass, Prototype, Weights, roles
 from protofed.api.task import ClientId, Task
 from protofed.audit.attacks import ATTACKS, TRIGGER, Attack, Own
 from protofed.engine.federation import Federation
+from protofed.engine.private import Private
 from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
 from protofed.runs.loading import SavedRun
@@ -130,6 +131,7 @@ def measured(
     federation = Federation(
         config.method, one.spoiled(task, bad), training, Poisoned(bad, one),
         uploads=replace(pipeline, stages=(*pipeline.stages, *stages)),
+        private=private_of(config),
     )  # fmt: skip
     try:
         with without_warnings():
@@ -139,6 +141,11 @@ def measured(
     of_domains = result.accuracy("last")
     success = of_domains.pop(TRIGGER, None)
     return Cell(attack, what, rule, attackers, seed, fmean(of_domains.values()), success)
+
+
+def private_of(config: Config) -> Private | None:
+    """A run that is trained anew has the noise of the run's settings, and an account of its own."""
+    return Private(config.privacy) if config.privacy.is_on else None
 
 
 @contextmanager

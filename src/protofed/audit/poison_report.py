@@ -8,7 +8,7 @@ from statistics import fmean
 
 from protofed.audit.pictures import lines_by_attackers
 from protofed.audit.poison import RULES, Cell
-from protofed.audit.report import table
+from protofed.audit.wording import table
 from protofed.printable import one_line
 from protofed.reports.figures import save_figure
 from protofed.runs.loading import SavedRun

@@ -1,8 +1,12 @@
 """The last round of a finished run once more, with every upload at hand."""
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -131,19 +135,43 @@ def replayed(run: SavedRun) -> Replay:
     refuse_unfit(run)
     tap, plain = Tap(), run.federation
     uploads = replace(plain.uploads, stages=(tap, *plain.uploads.stages))
-    federation = replace(plain, uploads=uploads)
+    federation = replace(plain, uploads=uploads, name=_name(run))
     last = run.rounds[-1].round
-    with pinned_threads(run.config.runtime.threads):
+    with pinned_threads(run.config.runtime.threads), _sent_before(run, federation):
         end = _state(run, federation, last)
         federation.start()
         if f"{last - 1:06d}" not in _whole(run):
-            before = replace(end, round=last - 1)  # the draws of the last round once more
-            return Replay(federation, before, federation.advance(before), tap.sent, "further")
+            return _further(federation, end, tap)
         before = _state(run, federation, last - 1)
         after = federation.advance(before)
         finished = federation.finish(after)
     gap = difference(finished.server, end.server)  # guard: audit-compares-states
     return Replay(federation, before, after, tap.sent, "differs" if gap else "exact", gap)
+
+
+def _further(federation: Federation, end: State, tap: Tap) -> Replay:
+    """One round more, with the draws of the last one."""
+    if federation.private is not None:
+        raise BadInput(
+            "the state before the last round is not there, and a private run (privacy.level) cannot train once more: "
+            "that would release more than its ε"
+        )
+    before = replace(end, round=end.round - 1)
+    return Replay(federation, before, federation.advance(before), tap.sent, "further")
+
+
+@contextmanager
+def _sent_before(run: SavedRun, federation: Federation) -> Iterator[None]:
+    """Secret noise cannot be drawn again, so what clients of a private run sent is read from a copy of what they
+    kept of it. Simulated noise is drawn again."""
+    private = federation.private
+    if private is None or private.settings.noise != "secret":
+        yield
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        shutil.copytree(run.folder.path / "privacy", copy, dirs_exist_ok=True)
+        private.keep_in(Path(copy))
+        yield
 
 
 def refuse_unfit(run: SavedRun) -> None:
@@ -155,6 +183,8 @@ def refuse_unfit(run: SavedRun) -> None:
             f"{where}: its server saw sums alone (secure.sums = true), and no upload that could be audited; audit a "
             "run without secure.sums to see what each upload would have told"
         )
+    if not _whole(run):
+        raise BadInput(f"{where}: none of its checkpoints is whole; put the folder back from a copy")
     receipts = [verify.manifest_of(run.folder.checkpoints, name)["receipts"] for name in _whole(run)]
     if any(receipts):  # guard: audit-needs-states
         raise BadInput(f"{where}: the states and data of its clients are at their sites; audit a simulation of it")
@@ -170,6 +200,12 @@ def difference(a: Tree, b: Tree) -> float:
         return float("inf")
     gaps = [(first[path].double() - second[path].double()).abs().max().item() for path in first if first[path].numel()]
     return max(gaps, default=0.0)
+
+
+def _name(run: SavedRun) -> str:
+    """Of the run, by which what was sent before is found."""
+    name: str = verify.manifest_of(run.folder.checkpoints, _whole(run)[0])["run"]
+    return name
 
 
 def _whole(run: SavedRun) -> list[str]:

@@ -78,7 +78,8 @@ def audit(
 
 
 def _audited(run: "SavedRun", min_owners: int, folder: Path, tell: Tell) -> Found:
-    from protofed.audit.report import audit, facts, markdown, write
+    from protofed.audit.report import audit, facts, write
+    from protofed.audit.wording import markdown
 
     found = audit(run, min_owners, tell)
     return markdown(found), facts(found), write(found, folder)
