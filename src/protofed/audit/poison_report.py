@@ -43,7 +43,8 @@ def markdown(run: SavedRun, cells: Sequence[Cell], rounds: int) -> list[str]:
         f"protofed {software['protofed']}, commit {software['commit']}, torch {software['torch']}.",
         "Accuracy after the last round in %, mean over the domains and the seeds, in brackets the worst seed. `fails`: "
         "no seed came to its end, since too few clients replied well; `2 failed`: so many seeds did not. Rules are set "
-        "for as many bad clients as there are. Rows without an attack are what a rule costs that is set for so many.",
+        "for as many bad clients as there are. Rows without an attack are what a rule costs that is set for so many. "
+        "In pictures, a run that failed has 0.",
     ]
     for what in RULES:
         own = [cell for cell in cells if cell.what == what]
