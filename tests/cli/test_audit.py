@@ -59,6 +59,10 @@ def test_attacks_and_canaries_go_where_they_are_told(
 def test_one_thing_at_a_time(run: Path) -> None:
     with pytest.raises(BadInput, match="--poison and --canaries exclude each other"):
         audit(run, poison=True, canaries=100)
+    with pytest.raises(BadInput, match="are for --poison"):
+        audit(run, attack=["ALIE"])
+    with pytest.raises(BadInput, match="replays the run's last round"):
+        audit(run, rounds=3)
     ended = protofed("audit", run.parent)
     assert ended.returncode == BAD_INPUT
     assert "is not a run folder" in ended.stderr

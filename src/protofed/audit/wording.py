@@ -83,8 +83,8 @@ def _membership(audit: "Audit") -> list[str]:
     if any(not one.is_same_source for one in audit.attacks):
         found.append(
             "**The others are from the test set of the client's domain**, since the client has no test set of its own. "
-            "If that is of another source, attacks may tell sources apart and not members: then AUCs far from .5, above "
-            "or below, say nothing of members."
+            "If that is of another source, attacks may tell sources apart and not members: then AUCs far from .5, "
+            "above or below, say nothing of members."
         )
     return [*found, *(f"- {note}." for note in audit.notes)]
 

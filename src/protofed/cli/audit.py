@@ -16,8 +16,23 @@ if TYPE_CHECKING:
 Tell = Callable[[str], None]
 Found = tuple[list[str], Any, list[Path]]
 """The report's paragraphs, its numbers, and the files."""
-Names = list[str] | None
-Numbers = list[int] | None
+Attacks = Annotated[
+    list[str] | None, typer.Option("--attack", metavar="NAME", help="With --poison: this attack; may be repeated.")
+]
+Rules = Annotated[
+    list[str] | None, typer.Option("--rule", metavar="NAME", help="With --poison: this rule; may be repeated.")
+]
+Attackers = Annotated[
+    list[int] | None,
+    typer.Option(metavar="N", help="With --poison: so many bad clients; may be repeated. By default 1 and 2."),
+]
+Seeds = Annotated[
+    list[int] | None,
+    typer.Option("--seed", metavar="N", help="With --poison: this seed, not the run's; may be repeated."),
+]
+Rounds = Annotated[
+    int, typer.Option(min=0, help="With --poison or --canaries: train so many rounds, not as many as the run.")
+]
 
 
 def audit(
@@ -34,18 +49,11 @@ def audit(
     canaries: Annotated[
         int, typer.Option(min=0, metavar="N", help="Train them with N planted examples: a lower bound of ε.")
     ] = 0,
-    attack: Annotated[Names, typer.Option(metavar="NAME", help="With --poison: this attack; may be repeated.")] = None,
-    rule: Annotated[Names, typer.Option(metavar="NAME", help="With --poison: this rule; may be repeated.")] = None,
-    attackers: Annotated[
-        Numbers,
-        typer.Option(metavar="N", help="With --poison: so many bad clients; may be repeated. By default 1 and 2."),
-    ] = None,
-    seed: Annotated[
-        Numbers, typer.Option(metavar="N", help="With --poison: this seed, not the run's; may be repeated.")
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=0, help="With --poison or --canaries: train so many rounds, not as many as the run.")
-    ] = 0,
+    attack: Attacks = None,
+    rule: Rules = None,
+    attackers: Attackers = None,
+    seed: Seeds = None,
+    rounds: Rounds = 0,
     code: Code = None,
     as_json: AsJson = False,
 ) -> None:
@@ -58,8 +66,7 @@ def audit(
     from protofed.audit.poison import Wanted
     from protofed.runs.loading import open_run
 
-    if poison and canaries:
-        raise BadInput("--poison and --canaries exclude each other: each trains the run anew in its own way")
+    _refuse(poison, canaries, bool(attack or rule or attackers or seed), rounds)
     wanted = Wanted(attack or (), rule or (), attackers or (1, 2), seed or (), rounds)
     run, folder = open_run(run_folder, code=code), report or run_folder / "audit"
     with told() as tell:
@@ -71,10 +78,17 @@ def audit(
             text, numbers, paths = _audited(run, min_owners, folder, tell)
     if as_json:
         print_json({"found": numbers, "files": [str(path) for path in paths]})
-        return
-    say("\n\n".join(text))
-    for path in paths:
-        say(str(path))
+    else:
+        say("\n".join(["\n\n".join(text), *map(str, paths)]))
+
+
+def _refuse(poison: bool, canaries: int, chooses: bool, rounds: int) -> None:
+    if poison and canaries:
+        raise BadInput("--poison and --canaries exclude each other: each trains the run anew in its own way")
+    if chooses and not poison:
+        raise BadInput("--attack, --rule, --attackers and --seed are for --poison")
+    if rounds and not (poison or canaries):
+        raise BadInput("--rounds is for --poison and --canaries: an audit replays the run's last round")
 
 
 def _audited(run: "SavedRun", min_owners: int, folder: Path, tell: Tell) -> Found:
