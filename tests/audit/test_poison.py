@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,18 @@ import pytest
 import torch
 
 import protofed
-from protofed import BadInput
+from protofed import METHODS, BadInput
 from protofed.api.task import Task
 from protofed.audit import attacks, poison
 from protofed.audit.attacks import ATTACKS, TRIGGER, Own
-from protofed.audit.poison import Cell, Wanted, campaign, measured
+from protofed.audit.poison import Cell, Poisoned, Wanted, campaign, measured
 from protofed.audit.poison_report import markdown, of, write
+from protofed.audit.replay import Tap
 from protofed.methods.families import PrototypeUpload, Weights, WeightUpload
 from protofed.prototypes.class_means import Prototypes
 from protofed.runs.config.config import Config, parse
 from protofed.runs.loading import SavedRun, open_run
-from protofed.testing.federations import TASK
+from protofed.testing.federations import TASK, federation
 from protofed.transforms.stage import Exchange
 from protofed.tree import Tree
 
@@ -66,6 +68,21 @@ def test_a_back_door_marks_half_of_the_images_and_is_tested_on_other_classes() -
     assert len(tests) == sum(int((data.labels != attacks.TARGET).sum()) for data in TASK.tests.values())
     assert (tests.inputs(tests.index)[..., -4:-1, -4:-1] == 255).all()
     assert task.clients["bob"] is TASK.clients["bob"]
+
+
+def test_bad_clients_lie_and_others_do_not() -> None:
+    sent = {}
+    for bad in ((), ("ann",)):
+        tap = Tap()
+        of = federation(METHODS["fedavg"](), runtime=Poisoned(bad, ATTACKS["-10 x update"]))
+        of = replace(of, uploads=replace(of.uploads, stages=(tap,)))
+        of.advance(of.start())
+        sent[bad] = {one.client: one for one in tap.sent}
+    for client, one in sent["ann",].items():
+        honest, weight = sent[()][client], "classifier.weight"
+        way = one.upload.params[weight] - one.message.params[weight]
+        factor = -10 if client == "ann" else 1
+        assert torch.allclose(way, factor * (honest.upload.params[weight] - one.message.params[weight]), atol=1e-6)
 
 
 def test_attackers_are_of_different_domains() -> None:
