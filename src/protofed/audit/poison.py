@@ -219,4 +219,4 @@ def _refuse_unfit(run: SavedRun, wanted: Wanted, kinds: Sequence[str]) -> None:
 def said(cell: Cell) -> str:
     accuracy = "failed" if cell.accuracy is None else f"{cell.accuracy:.1%}"
     success = "" if cell.success is None else f", success {cell.success:.0%}"
-    return f"{cell.attack}, {cell.attackers} bad, {cell.rule}, seed {cell.seed}: {accuracy}{success}"
+    return f"{cell.attack}, {cell.attackers} bad, {cell.rule} of {cell.what}, seed {cell.seed}: {accuracy}{success}"
