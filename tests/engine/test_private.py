@@ -286,7 +286,7 @@ def refused(match: str, method: Any = "fedavg", task: Any = None, **changes: Any
         ({"evaluate_clients_every": 1}, ("evaluation.clients", "privacy.level")),
         ({"fine_tune": 1}, ("evaluation.fine_tune", "privacy.level")),
         ({"method": "grace"}, ("privacy.level", "GRACE", "method.name", "half of a batch")),
-        ({"method": "scaffold"}, ("privacy.level", "Scaffold", "method.name", "no private step")),
+        ({"method": "fedpc"}, ("privacy.level", "FedPC", "method.name", "no private step")),
         ({"method": "fpl", "uploads": UploadSettings(min_class_count=3)}, ("privacy.level", "uploads.min_class_count")),
         ({"privacy": PrivacySettings("record", delta=0.01), "task": "many"}, ("privacy.delta", "records")),
         ({"privacy": PrivacySettings("client")}, ("privacy.level",)),
