@@ -25,6 +25,7 @@ LAYERS = [
     {"runs", "models"},
     {"federation"},
     {"reports", "inspection"},
+    {"audit"},
     {"cli"},
 ]
 FREE = {"errors", "one_run", "printable", "seeds", "stop_signals", "version", "wire"}
@@ -259,8 +260,8 @@ def test_a_run_loads_no_slow_library_that_few_runs_need() -> None:
 
 
 COMMANDS = (
-    *("run", "show", "serve", "compare", "report", "watch", "list", "analyse", "export", "predict", "evaluate", "demo"),
-    *("methods", "tasks", "data", "federation", "site"),
+    *("run", "show", "serve", "compare", "report", "watch", "list", "analyse", "audit", "export", "predict"),
+    *("evaluate", "demo", "methods", "tasks", "data", "federation", "site"),
 )
 GROUPS = ("data", "federation", "site")
 QUICK = [

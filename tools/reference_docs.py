@@ -1,4 +1,7 @@
-"""Writes docs/reference: the commands from their help, and every key of an experiment from the schema. `make docs`."""
+"""Writes docs/reference: the commands from their help, and every key of an experiment from the schema. `make docs`.
+
+And docs/what-is-sent.md, by `sent_docs`.
+"""
 
 import inspect
 import json
@@ -10,12 +13,14 @@ from typing import Any
 
 import typer
 
+import sent_docs
 from method_docs import table
 from protofed.api.describe import about, settings_of
 from protofed.cli.app import app
 from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.methods import METHODS
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs import compare
 from protofed.runs.config.sections import (
     IN_TRAINING,
@@ -36,6 +41,7 @@ FILLED = {
     "uploads": UploadSettings,
     "robust": RobustSettings,
     "secure": SecureSettings,
+    "privacy": PrivacySettings,
     "runtime": RuntimeSettings,
     "evaluation": EvaluationSettings,
     "saving": SavingSettings,
@@ -47,7 +53,11 @@ FILLED = {
 def pages(root: Path) -> dict[Path, str]:
     """The files of the reference that are generated, with what they should hold."""
     folder = root / "docs/reference"
-    return {folder / "commands.md": commands_page(), folder / "configuration.md": configuration_page()}
+    return {
+        folder / "commands.md": commands_page(),
+        folder / "configuration.md": configuration_page(),
+        root / "docs/what-is-sent.md": sent_docs.page(),
+    }
 
 
 # ---- commands

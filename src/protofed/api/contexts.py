@@ -4,12 +4,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from protofed.api.evaluation import TestSets
+from protofed.api.private import Charge, Terms
 from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
@@ -33,6 +35,8 @@ class Reply(Generic[Upload, Memory]):
     memory: Memory
     loss: Tensor | None = None  # ()
     """The mean loss of its main training. The engine fills it in; methods leave it alone."""
+    spent: Tensor | None = None  # (kinds, 2), releases and their cost
+    """What it released under differential privacy. The engine fills it in too."""
 
 
 @dataclass(frozen=True)
@@ -118,12 +122,21 @@ class ClientContext:
     carried: Carried | None = None
     """The optimiser's state that is kept from round to round; None: every training begins afresh."""
     main: MainTraining = field(default_factory=MainTraining)
+    privacy: Terms | None = None
+    """What its releases look like under differential privacy; None without."""
+    charges: list[Charge] = field(default_factory=list)
+    """What it has released in this step."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def num_examples(self) -> Tensor:
         return torch.tensor(len(self.data))
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps its training of a round takes."""
+        return self.epochs * ceil(len(self.data) / self.batch_size)
 
     def initial_params(self) -> Params:
         """The weights that every client with these networks starts from."""

@@ -14,6 +14,7 @@ from rich.logging import RichHandler
 
 from protofed.cli import data, federation, site
 from protofed.cli.analyse import analyse
+from protofed.cli.audit import audit
 from protofed.cli.compare import compare, demo
 from protofed.cli.console import CannotPrint, err
 from protofed.cli.export import export
@@ -38,7 +39,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, show, serve, compare, report, watch, analyse, export, predict, evaluate, demo, methods, tasks):
+for command in (
+    run,
+    show,
+    serve,
+    compare,
+    report,
+    watch,
+    analyse,
+    audit,
+    export,
+    predict,
+    evaluate,
+    demo,
+    methods,
+    tasks,
+):
     app.command()(command)
 app.command("list")(list_)
 app.add_typer(data.app, name="data")

@@ -13,6 +13,7 @@ from protofed.api import method as api
 from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, MethodWeighting, Uploads
+from protofed.api.private import PrivateClient
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
 from protofed.api.sums import Summands as Summands
@@ -147,6 +148,11 @@ class WeightSharing(Averages, SumMethod[State, Message, Memory, Upload]):
         start = self.local_weights(message, memory)
         return await client.fit(Objective(self.loss), params=start, context=(message, memory))
 
+    async def trained_privately(self, client: PrivateClient, message: Message, memory: Memory) -> Params:
+        """The same, with noise."""
+        start = self.local_weights(message, memory)
+        return await client.fit(Objective(self.loss), params=start, context=(message, memory))
+
 
 class PublicWeights(WeightSharing[State, State, Memory, Upload]):
     """The server sends what it knows, and its weights are a model for everyone."""
@@ -171,6 +177,13 @@ class PlainSharing(WeightSharing[State, Weights, Memory, WeightUpload]):
         params = await self.trained(client, message, memory)
         upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
         return Reply(upload, self.remember(params, memory))
+
+    async def train_privately(
+        self, client: PrivateClient, message: Weights, memory: Memory
+    ) -> Reply[WeightUpload, Memory]:
+        params = await self.trained_privately(client, message, memory)
+        upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
+        return Reply(upload, client.post(self.remember, params, memory))
 
     def remember(self, params: Params, memory: Memory) -> Memory:
         """What a client keeps of the weights that it trained."""
@@ -241,6 +254,8 @@ class PrototypeSharing(
 ):
     """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
 
+    releases_class_sums = True
+
     prototype_mode: PrototypeMode
 
     @abstractmethod
@@ -295,6 +310,15 @@ class PrototypeSharing(
             client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
         )
         return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
+
+    async def train_privately(
+        self, client: PrivateClient, message: WeightsAndPrototypes[Targets], memory: Nothing
+    ) -> Reply[PrototypeUpload, Nothing]:
+        """Prototypes are those of the received weights, in some of the rounds."""
+        context = (message.prototypes,)
+        params = await client.fit(Objective(self.loss), params=message.params, context=context)
+        prototypes = client.post(class_means.ownership, await client.prototypes(message.params))
+        return Reply(PrototypeUpload(params, prototypes, client.num_examples), memory)
 
     def loss(self, model: Model, batch: Batch, targets: Targets) -> Tensor:
         """The local objective: cross-entropy and what the method adds."""

@@ -1,0 +1,1 @@
+"""What an attacker learns from a run: measured on the run itself."""
