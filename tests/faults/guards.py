@@ -1827,6 +1827,12 @@ GUARDS = (
         swap=("variance.clamp(min=0)", "variance"),
     ),
     Guard(
+        id="wrappers-around-one-exchange",
+        what="a wrapper, which does not know of further exchanges of a round, does not leave them out",
+        tests="tests/methods/test_fpl.py -k nothing_goes_around",
+        swap=("base.has_more_exchanges", "False"),
+    ),
+    Guard(
         id="sums-clipped-at-client",
         what="secure sums: a number that does not fit is an error where it is made",
         tests="tests/privacy/test_fixed_point.py -k does_not_fit",

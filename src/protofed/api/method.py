@@ -131,6 +131,11 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         return ""
 
     @property
+    def has_more_exchanges(self) -> bool:
+        """Whether clients are asked more in a round than to train, so that no method goes around this one."""
+        return False
+
+    @property
     def clients_use(self) -> UsedModel:
         """The model that a client uses, by which the method is judged. A method that has a public model and gives each
         client one of its own says so here."""

@@ -157,7 +157,7 @@ class SecureClients(RoundClients):
     def _masked_sum(self, adds: Add, message: Tree, like: MaskedUpload) -> tuple[list[ClientId], Tensor]:
         """Who has added, and the sum of what they have."""
         terms, digest = self._sums.terms(self._federation), exchanges.message_digest(message)
-        occasion = Occasion(self._federation.name, self._phase, self._state.round)
+        occasion = Occasion(self._federation.name, self._phase, self._state.round, self._questions)
         announced = Announcement(exchanges.octets(digest))
         adverts = self._exchanged(Advertise(terms, occasion), announced, exchanges.LIKE_ADVERT)
         keys = {c: Advert(*map(exchanges.text_of, (a.sealing, a.masking, a.signature))) for c, a in adverts.items()}

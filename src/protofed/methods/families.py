@@ -1,6 +1,7 @@
 """Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
@@ -12,9 +13,10 @@ from protofed import tree
 from protofed.api import method as api
 from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, MethodWeighting, Uploads
+from protofed.api.method import Clients, Method, MethodWeighting, Step, Uploads
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
+from protofed.api.sums import Summand as Summand
 from protofed.api.sums import Summands as Summands
 from protofed.api.sums import Totals as Totals
 from protofed.api.sums import folded
@@ -24,7 +26,7 @@ from protofed.methods._shared.losses import cross_entropy
 from protofed.nn.networks import Model, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
-from protofed.tree import Nothing, Params, record
+from protofed.tree import Params, Tree, record
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,21 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
         if clients.summing is None:
             return super().round(state, clients)
         like = self.upload_spec(state, clients.server)
-        totals = clients.summing.summed(self.train, partial(self.message_for, state), like, self.summand)
+        totals = sums_over(clients, self.train, partial(self.message_for, state), like, self.summand)
         return self.from_sum(state, totals, clients.server)
+
+
+def sums_over(
+    clients: Clients,
+    step: Step[Message, Memory, Upload],
+    message_for: Callable[[ClientId], Message],
+    like: Upload,
+    summand: Summand,
+) -> Totals:
+    """What the server learns in an exchange of its own, from which it needs no more than sums over clients."""
+    if clients.summing is not None:
+        return clients.summing.summed(step, message_for, like, summand)
+    return folded(clients.run(step, message_for, like), message_for, summand)
 
 
 def in_sum_form(method: Method[Any, Any, Any, Any]) -> SumMethod[Any, Any, Any, Any]:
@@ -236,7 +251,7 @@ class PrototypeUpload:
 
 class PrototypeSharing(
     Averages,
-    SumMethod[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Nothing, PrototypeUpload],
+    SumMethod[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Tree, PrototypeUpload],
     Generic[Targets],
 ):
     """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
@@ -285,12 +300,12 @@ class PrototypeSharing(
         prototypes = self.combine(totals["prototypes"].total, state.prototypes)
         return WeightsAndPrototypes(totals["params"].value(), prototypes)
 
-    def local_weights(self, message: WeightsAndPrototypes[Targets], memory: Nothing) -> Params:
+    def local_weights(self, message: WeightsAndPrototypes[Targets], memory: Tree) -> Params:
         return message.params
 
     async def train(
-        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Nothing
-    ) -> Reply[PrototypeUpload, Nothing]:
+        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Tree
+    ) -> Reply[PrototypeUpload, Tree]:
         params, prototypes = await class_means.fit_with_prototypes(
             client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
         )

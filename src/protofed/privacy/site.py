@@ -34,15 +34,16 @@ def threshold(count: int, share: float) -> int:
 
 @dataclass(frozen=True)
 class Occasion:
-    """What a secure sum is for. There is one for each phase of a round."""
+    """What a secure sum is for. In each phase of a round there is a first one, a second one and so on."""
 
     run: str
     phase: str
     round: int
+    number: int = 1
 
     @property
     def text(self) -> bytes:
-        return framed(self.run.encode(), self.phase.encode(), str(self.round).encode())
+        return framed(self.run.encode(), self.phase.encode(), str(self.round).encode(), str(self.number).encode())
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Site:
         """The first exchange. Whatever the site knew of an earlier one is forgotten."""
         done = self.vault.read(self.client, "unmasked") or {"occasions": []}
         if occasion.text.hex() in done["occasions"]:  # guard: sums-unmasked-once
-            raise Aborted("this round has been unmasked already: two sums tell what one client added")
+            raise Aborted("this sum has been unmasked already: a second one would tell what one client added")
         sealing, masking, seed = masks.new_secret(), masks.new_secret(), masks.new_secret()
         public = masks.public_key(sealing), masks.public_key(masking)
         kept = {"sealing": sealing, "masking": masking, "seed": seed, "digest": digest}
