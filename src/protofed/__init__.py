@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from protofed.methods.fedopt import FedOPT
     from protofed.methods.fedpac import FedPAC
     from protofed.methods.fedpc import FedPC
+    from protofed.methods.fedpc_sums import FedPCSums
     from protofed.methods.fedpcl import FedPCL
     from protofed.methods.fedper import FedPer
     from protofed.methods.fedper_plus import FedPerPlus
@@ -177,6 +178,7 @@ _METHODS = {
     "FedPAC": "protofed.methods.fedpac",
     "FedPC": "protofed.methods.fedpc",
     "FedPCL": "protofed.methods.fedpcl",
+    "FedPCSums": "protofed.methods.fedpc_sums",
     "FedPLVM": "protofed.methods.fedplvm",
     "FedPer": "protofed.methods.fedper",
     "FedPerPlus": "protofed.methods.fedper_plus",
@@ -254,6 +256,7 @@ __all__ = [
     "FedPAC",
     "FedPC",
     "FedPCL",
+    "FedPCSums",
     "FedPLVM",
     "FedPer",
     "FedPerPlus",

@@ -1833,6 +1833,12 @@ GUARDS = (
         swap=("base.has_more_exchanges", "False"),
     ),
     Guard(
+        id="clusters-of-enough-clients",
+        what="clusters by sums: a cluster of few clients is dissolved",
+        tests="tests/methods/test_fedpc_sums.py -k dissolved",
+        swap=("self.least_clients", "1"),
+    ),
+    Guard(
         id="sums-clipped-at-client",
         what="secure sums: a number that does not fit is an error where it is made",
         tests="tests/privacy/test_fixed_point.py -k does_not_fit",

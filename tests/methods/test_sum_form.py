@@ -34,6 +34,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fpl, global": {"contrast_with": "global", "consistent_with": "global"},
     "fpl, half global": {"contrast_with": "global"},
     "fpl, by sums": {"clustering": "sums", "num_clusters": 2, "starts": 1},
+    "fedpc_sums, two clusters": {"num_clusters": 2, "least_clients": 1},
     "fedseproto, prototypes": {"shares": "prototypes"},
     "fedproc, uniform": {"prototype_weighting": "uniform"},
     "fedmd": {"alignment_size": 8},

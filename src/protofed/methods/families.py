@@ -115,9 +115,9 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
 
 def sums_over(
     clients: Clients,
-    step: Step[Message, Memory, Upload],
-    message_for: Callable[[ClientId], Message],
-    like: Upload,
+    step: Step[Any, Any, Any],
+    message_for: Callable[[ClientId], Tree],
+    like: Tree,
     summand: Summand,
 ) -> Totals:
     """What the server learns in an exchange of its own, from which it needs no more than sums over clients."""

@@ -33,7 +33,7 @@ Departures:
     mean extractor under the mean of the heads, with the nearest global prototype, and under the initial head.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -88,13 +88,10 @@ class Description:
     count: Annotated[Tensor, Count()]  # (C,), 1 where the client has the class, else 0
 
 
-@dataclass(frozen=True)
-class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
-    tags = ("core", "personal", "prototype", "server-side")
-    num_clusters: Annotated[int, Ge(0)] = 5
-    """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
-    pca_dims: Annotated[int, Ge(1)] = 10
-    """The number of principal components that clients are clustered by, at most as many as there are clients."""
+@dataclass(frozen=True, kw_only=True)
+class BetweenClusters(Averages):
+    """What clients descend, and what clusters take from each other, whoever finds the clusters."""
+
     cross_entropy_weight: NonNegative = 0.5
     """α in Eq. (4)."""
     pull_weight: NonNegative = 0.5
@@ -109,6 +106,28 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
     """The temperature of the softmax, if ρ is one; not in the paper."""
     prototype_mode: PrototypeMode = "recomputed"
     """Whether a client's prototypes, Eq. (2), are recomputed after training or the running means of its last epoch."""
+
+    def loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
+        """The local objective, Eq. (4)."""
+        z = model.features(batch.x)
+        cross_entropy = batch.cross_entropy(model.scores(z))
+        pull = prototype_distance(z, batch, prototypes, self.distance)
+        return self.cross_entropy_weight * cross_entropy + self.pull_weight * pull
+
+    def between(self, params: Sequence[Params], sent: Prototypes) -> tuple[Params, Prototypes]:
+        """What each cluster takes from all by their similarity, Eq. (6) to (8), entries (J, ...)."""
+        shares = similarity_shares(sent, self.rho, self.temperature)
+        mixed = stacked([weighted_mean(zip(params, row, strict=True)) for row in shares.tolist()])  # Eq. (8)
+        return mixed, blended_prototypes(sent, shares)
+
+
+@dataclass(frozen=True)
+class FedPC(BetweenClusters, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
+    tags = ("core", "personal", "prototype", "server-side")
+    num_clusters: Annotated[int, Ge(0)] = 5
+    """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
+    pca_dims: Annotated[int, Ge(1)] = 10
+    """The number of principal components that clients are clustered by, at most as many as there are clients."""
 
     private = CLASSIFIER
 
@@ -185,9 +204,8 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
                 replies[cluster].append((upload.prototypes, weight))
         params = [means[j].value() if means[j].weight else entry(state.params, j) for j in range(count)]
         sent = stacked([members_mean(replies[j], entry(state.sent, j)) for j in range(count)])
-        shares = similarity_shares(sent, self.rho, self.temperature)
-        mixed = stacked([weighted_mean(zip(params, row, strict=True)) for row in shares.tolist()])  # Eq. (8)
-        return replace(state, params=mixed, prototypes=blended_prototypes(sent, shares), sent=sent)
+        mixed, blended = self.between(params, sent)
+        return replace(state, params=mixed, prototypes=blended, sent=sent)
 
     def prototype_sets(self, state: Clusters) -> Mapping[str, Points]:
         return {"cluster prototypes": class_means.points(state.prototypes)}
@@ -226,22 +244,12 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
         upload = PrototypeUpload(without(params, CLASSIFIER), means, client.num_examples)
         return Reply(upload, OwnWeights(matching(params, CLASSIFIER)))
 
-    def loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
-        """The local objective, Eq. (4)."""
-        z = model.features(batch.x)
-        cross_entropy = batch.cross_entropy(model.scores(z))
-        pull = prototype_distance(z, batch, prototypes, self.distance)
-        return self.cross_entropy_weight * cross_entropy + self.pull_weight * pull
-
     # ---- a model for everyone, in three readings
 
     def global_models(
         self, state: Clusters, memories: Mapping[ClientId, OwnWeights], server: ServerContext
     ) -> dict[str, Reading]:
-        extractor, prototypes = mean_extractor(state), global_prototypes(state)
-        nearest = Reading({**extractor, **initial_head(server)}, by_nearest, (prototypes,))
-        found = {"nearest_prototype": nearest} if prototypes.is_known.any() else {}
-        return {**found, **with_heads(extractor, memories, server)}
+        return for_everyone(mean_extractor(state), state.sent, memories, server)
 
 
 def prototype_distance(z: Tensor, batch: Batch, prototypes: Prototypes, distance: Distance) -> Tensor:
@@ -256,18 +264,32 @@ def prototype_distance(z: Tensor, batch: Batch, prototypes: Prototypes, distance
     return (of_classes * (batch_means.is_known & prototypes.is_known)).sum()
 
 
+def for_everyone(
+    extractor: Params, sent: Prototypes, memories: Mapping[ClientId, OwnWeights], server: ServerContext
+) -> dict[str, Reading]:
+    """The three readings of a model for everyone, of the mean extractor and what clusters have sent."""
+    prototypes = global_prototypes(sent)
+    nearest = Reading({**extractor, **initial_head(server)}, by_nearest, (prototypes,))
+    found = {"nearest_prototype": nearest} if prototypes.is_known.any() else {}
+    return {**found, **with_heads(extractor, memories, server)}
+
+
 def mean_extractor(state: Clusters) -> Params:
     """The mean of the clusters' extractors by their numbers of clients."""
     count = len(state.partition.centres)
     assigned = torch.stack(list(state.assignment.values()))
-    sizes = assigned[assigned >= 0].bincount(minlength=count).tolist()
-    weights = sizes if any(sizes) else [1.0] * count
-    return weighted_mean((entry(state.params, j), weights[j]) for j in range(count))
+    return mean_by_size(state.params, assigned[assigned >= 0].bincount(minlength=count))
 
 
-def global_prototypes(state: Clusters) -> Prototypes:
-    """The mean of the clusters' prototypes by the numbers of clients behind them."""
-    weights = state.sent.count.double()  # (J, C)
-    count = state.sent.count.sum(0)
-    mean = (weights[..., None] * state.sent.mean.double()).sum(0) / count.clamp(min=1)[:, None]
-    return Prototypes(mean.to(state.sent.mean.dtype), count)
+def mean_by_size(params: Params, sizes: Tensor) -> Params:
+    """The mean of the clusters' extractors (J, ...) by numbers of clients (J,), of all alike if there are none."""
+    weights = sizes.tolist() if sizes.any() else [1.0] * len(sizes)
+    return weighted_mean((entry(params, j), weight) for j, weight in enumerate(weights))
+
+
+def global_prototypes(sent: Prototypes) -> Prototypes:
+    """The mean of the clusters' prototypes (J, C, D) by what is behind them."""
+    weights = sent.count.double()  # (J, C)
+    count = sent.count.sum(0)
+    mean = (weights[..., None] * sent.mean.double()).sum(0) / count.clamp(min=1)[:, None]
+    return Prototypes(mean.to(sent.mean.dtype), count)

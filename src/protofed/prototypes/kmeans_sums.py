@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from protofed.seeds import generator
 from protofed.tree import record
 
 
@@ -41,11 +42,19 @@ def added(points: Tensor, is_known: Tensor, member: Tensor) -> ClusterSums:
     return ClusterSums(count[..., None] * points, count)
 
 
-def first_centres(mean: Tensor, num_clusters: int, starts: int, generator: torch.Generator) -> Tensor:
+def first_centres(mean: Tensor, num_clusters: int, starts: int, draws: torch.Generator) -> Tensor:
     """Where the centres start, public draws: one step from the mean (B, D) in any direction, (S, J, B, D), float64. How
     long the step is does not matter: a point is nearest to the centre in whose direction it lies farthest."""
-    directions = torch.randn(starts, num_clusters, *mean.shape, generator=generator, dtype=torch.float64)
-    return mean.double().cpu() + directions / directions.norm(dim=-1, keepdim=True)
+    directions = torch.randn(starts, num_clusters, *mean.shape, generator=draws, dtype=torch.float64)
+    centres: Tensor = mean.double().cpu() + directions / directions.norm(dim=-1, keepdim=True)
+    return centres
+
+
+def projection(seed: int, size: int, dims: int) -> Tensor:
+    """Random directions, which everybody can draw, (dims, P), float64: their products with points (P,) nearly keep the
+    distances (Johnson, Lindenstrauss 1984)."""
+    axes: Tensor = torch.randn(dims, size, generator=generator(seed, "projection"), dtype=torch.float64) / dims**0.5
+    return axes
 
 
 def moved(centres: Tensor, sums: ClusterSums) -> Tensor:
