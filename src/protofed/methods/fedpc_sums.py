@@ -10,8 +10,8 @@ moves the centres; in each round the mean of each cluster's weights and prototyp
 all clusters by their similarity.
 
 Departures:
-1. All of FedPC from the third on. Clients are clustered by a public random projection of their prototypes, not by principal components, which no sum
-   has; by Lloyd's algorithm from several random starts in so many steps.
+1. All of FedPC from the third on. Clients are clustered by a public random projection of their prototypes, not by
+   principal components, which no sum has; by Lloyd's algorithm from several random starts in so many steps.
 2. A cluster of fewer clients than `least_clients` is dissolved: its clients join the nearest of the others.
 3. The server does not know who belongs to a cluster, so every client is sent the extractors and prototypes of all.
 4. Behind a cluster's prototypes are the weights of its clients, by examples or alike, not their number.
