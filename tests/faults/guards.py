@@ -1839,6 +1839,36 @@ GUARDS = (
         swap=("self.least_clients", "1"),
     ),
     Guard(
+        id="sums-own-mask",
+        what="secure sums: a site has a mask of its own, which stays when those of its pairs are known",
+        tests="tests/privacy/test_site.py -k still_hidden",
+        swap=("numbers + self_mask(", "numbers + 0 * self_mask("),
+    ),
+    Guard(
+        id="sums-masks-cancel",
+        what="secure sums: of two sites one adds their mask and the other one subtracts it",
+        tests="tests/privacy/test_site.py -k few_sites",
+        swap=("masked - mask", "masked + mask"),
+    ),
+    Guard(
+        id="sums-masks-of-dropped",
+        what="secure sums: the masks that sites had with one that dropped out go with their sign",
+        tests="tests/privacy/test_site.py -k whoever_drops_out",
+        swap=("total - mask", "total + mask"),
+    ),
+    Guard(
+        id="sums-keys-of-256-bits",
+        what="secure sums: a mask's key has 256 bits",
+        tests="tests/privacy/test_masks.py -k every_bit",
+        swap=("AES256(key)", "AES256(key[:4] * 8)"),
+    ),
+    Guard(
+        id="sum-form-is-true",
+        what="secure sums: a method whose server reads single uploads does not pass for one that reads sums",
+        tests="tests/methods/test_sum_form.py -k fpl",
+        swap=('self.clustering == "sums" or self.is_global', "True"),
+    ),
+    Guard(
         id="sums-clipped-at-client",
         what="secure sums: a number that does not fit is an error where it is made",
         tests="tests/privacy/test_fixed_point.py -k does_not_fit",

@@ -105,7 +105,7 @@ class FPL(PrototypeSharing[Targets]):
     @property
     def sums(self) -> bool:
         """FINCH reads single clients' prototypes; global prototypes are means over clients."""
-        return self.clustering == "sums" or self.is_global
+        return self.clustering == "sums" or self.is_global  # guard: sum-form-is-true
 
     @property
     def is_global(self) -> bool:

@@ -93,7 +93,7 @@ def check_signature(identity: bytes, signature: bytes, text: bytes) -> None:
 def stream(key: bytes, count: int) -> Words:
     """The numbers that a key stands for: AES-256 in counter mode. A key makes one stream only, so that it needs no
     nonce."""
-    encryptor = Cipher(AES256(key), CTR(bytes(16))).encryptor()
+    encryptor = Cipher(AES256(key), CTR(bytes(16))).encryptor()  # guard: sums-keys-of-256-bits
     return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
 
 

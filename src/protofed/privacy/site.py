@@ -164,13 +164,14 @@ class Site:
             key = self._seal_key(bytes.fromhex(kept["sealing"]), roster, client, binding)
             text = self._checked(masks.opened, key, sealed[client], _route(binding, client, self.client))
             shares[client] = [text[:KEY_BYTES].hex(), text[KEY_BYTES:].hex()]
+        # guard: sums-own-mask
         masked = numbers + self_mask(bytes.fromhex(kept["seed"]), binding, self.client, len(numbers))
         for client in others:
             public = roster.adverts[client].masking
             mask = self._checked(
                 pair_mask, bytes.fromhex(kept["masking"]), public, binding, (self.client, client), len(numbers)
             )
-            masked = masked + mask if self.client < client else masked - mask
+            masked = masked + mask if self.client < client else masked - mask  # guard: sums-masks-cancel
         # From here on the site's own keys are of no use to it: what is left to do takes shares alone.
         own = {"adverts": kept["adverts"], "shares": {**shares, self.client: kept["own"]}}
         self._keep("masked", occasion, own)

@@ -38,5 +38,5 @@ def unmasked(
             raise RoundAbandoned(f"the shares of the key of {client} are not what they should be")
         for survivor in survivors:
             mask = pair_mask(private, roster.adverts[survivor].masking, binding, (client, survivor), count)
-            total = total - mask if survivor < client else total + mask
+            total = total - mask if survivor < client else total + mask  # guard: sums-masks-of-dropped
     return total
