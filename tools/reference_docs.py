@@ -16,6 +16,7 @@ from protofed.cli.app import app
 from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.methods import METHODS
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs import compare
 from protofed.runs.config.sections import (
     IN_TRAINING,
@@ -36,6 +37,7 @@ FILLED = {
     "uploads": UploadSettings,
     "robust": RobustSettings,
     "secure": SecureSettings,
+    "privacy": PrivacySettings,
     "runtime": RuntimeSettings,
     "evaluation": EvaluationSettings,
     "saving": SavingSettings,

@@ -25,6 +25,7 @@ _MODULES = {
     "Objective": "protofed.api.requests",
     "Observer": "protofed.runs.observers",
     "Reply": "protofed.api.contexts",
+    "PrivacySettings": "protofed.privacy.settings",
     "Result": "protofed.runs.results",
     "RmsProp": "protofed.optim.optimizers",
     "RobustSettings": "protofed.transforms.robust_stage",
@@ -127,6 +128,7 @@ if TYPE_CHECKING:
     from protofed.nn.networks import Model
     from protofed.optim.optimizers import Adam, AdamW, Asam, RmsProp, Sam, Sgd
     from protofed.optim.schedules import ConstantRate, CosineRate, StepRate
+    from protofed.privacy.settings import PrivacySettings
     from protofed.runs.loading import load
     from protofed.runs.observers import Callback, LoggingSettings, MLflow, Observer, TensorBoard, WeightsAndBiases
     from protofed.runs.results import Result
@@ -284,6 +286,7 @@ __all__ = [
     "PFedCSPC",
     "PFedMe",
     "PerFedAvg",
+    "PrivacySettings",
     "Reply",
     "Result",
     "RmsProp",

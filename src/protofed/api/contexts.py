@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from protofed.api.evaluation import TestSets
+from protofed.api.private import Charge, Terms
 from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
@@ -33,6 +34,8 @@ class Reply(Generic[Upload, Memory]):
     memory: Memory
     loss: Tensor | None = None  # ()
     """The mean loss of its main training. The engine fills it in; methods leave it alone."""
+    spent: Tensor | None = None  # (kinds, 2), releases and their cost
+    """What it released under differential privacy. The engine fills it in too."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,10 @@ class ClientContext:
     carried: Carried | None = None
     """The optimiser's state that is kept from round to round; None: every training begins afresh."""
     main: MainTraining = field(default_factory=MainTraining)
+    privacy: Terms | None = None
+    """What its releases look like under differential privacy; None without."""
+    charges: list[Charge] = field(default_factory=list)
+    """What it has released in this step."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Evaluation, Outcomes, Reading, evaluation_of, outcomes_of
+from protofed.api.private import NotPrivate, PrivateClient
 from protofed.api.registry import Tag
 from protofed.api.requests import Objective
 from protofed.api.sums import Summand, Totals
@@ -108,6 +109,12 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     public weights are all that the networks have."""
     retrains_classifier: ClassVar[bool] = False
     """Of a wrapper: whether its server retrains the base's classifier on features."""
+
+    needs_batches: ClassVar[str] = ""
+    """Why the loss of a batch is not the mean over the losses of its records; empty if it is. Only then gradients of
+    single records can be clipped."""
+    releases_class_sums: ClassVar[bool] = False
+    """Whether its private step releases class sums."""
 
     @property
     def private(self) -> Patterns:
@@ -221,6 +228,10 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     @abstractmethod
     async def train(self, client: ClientContext, message: Message, memory: Memory) -> Reply[Upload, Memory]:
         """One round at one client."""
+
+    async def train_privately(self, client: PrivateClient, message: Message, memory: Memory) -> Reply[Upload, Memory]:
+        """One round at one client under record-level differential privacy, whose examples cannot be reached."""
+        raise NotPrivate(f"{type(self).__name__} has no private step")
 
     def trained_weights(self, upload: Upload, memory: Memory) -> Params:
         """The weights that a client has just trained, from what it sent and what it kept: those it would use if the

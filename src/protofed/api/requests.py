@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -81,6 +81,27 @@ class Fit(Request[Fitted]):
             if not weights:
                 raise ValueError(f"no parameter matches {objective.trains} without {objective.freezes}")
         return chosen
+
+
+class Mechanism(Protocol):
+    """Makes a sum over records a release under differential privacy."""
+
+    def clipped(self, rows: Tensor) -> Tensor:
+        """What each record adds to the sum, (n, P), at most so long as the noise is made for."""
+
+    def released(self, total: Tensor) -> Tensor:
+        """The sum (P,) of clipped rows, with noise."""
+
+
+@dataclass(frozen=True)
+class PrivateFit(Fit):
+    """Train on gradients that are clipped record by record, summed, noised, and divided by the size of a full batch.
+    Losses do not leave: the answer has none."""
+
+    mechanisms: tuple[Mechanism, ...] = ()
+    """For the gradients of each objective."""
+    penalty: Callable[..., Tensor] | None = None
+    """`penalty(model, *context)`, which sees no record: its gradient is added as it is."""
 
 
 @dataclass(frozen=True)

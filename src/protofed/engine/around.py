@@ -62,6 +62,10 @@ class Around(Method[Any, Any, Any, Any]):
         return self.base.sums
 
     @property
+    def releases_class_sums(self) -> bool:  # type: ignore[override]
+        return self.base.releases_class_sums
+
+    @property
     def needs_fresh_optimizer(self) -> str:
         return self.base.needs_fresh_optimizer
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from protofed.api.method import validate
 from protofed.engine.around import unwrapped
+from protofed.engine.private import refusals
 from protofed.optim.optimizers import rate_of
 from protofed.optim.schedules import ConstantRate
 
@@ -25,4 +26,6 @@ def problems_of(federation: "Federation") -> list[str]:
         )
     conflicts = federation.uploads.robust.conflicts(method, t.weighting, t.minimum_replies)
     problems += (f"{key} {why}" for key, why, _ in conflicts)
+    if federation.private is not None:
+        problems += refusals(federation)
     return [*problems, *(federation.secure.refusals(federation) if federation.secure is not None else ())]

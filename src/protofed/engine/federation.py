@@ -13,6 +13,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, ServerContext
 from protofed.api.evaluation import Evaluation, TestSets, evaluation_spec
 from protofed.api.method import Method, UsedModel, with_weighting
+from protofed.api.private import Terms
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
@@ -20,6 +21,7 @@ from protofed.engine.around import unwrapped
 from protofed.engine.conflicts import problems_of
 from protofed.engine.norm_statistics import with_norm_statistics
 from protofed.engine.optimizer_state import with_optimizer_state
+from protofed.engine.private import Private, Privately
 from protofed.engine.round import RoundClients
 from protofed.engine.sampling import round_half_up, shuffled
 from protofed.engine.state import State
@@ -57,6 +59,8 @@ class Federation:
     """What happens to uploads between a client's step and the method."""
     secure: "SecureSums | None" = None
     """Whether clients give sums alone, and how."""
+    private: Private | None = None
+    """What clients release under differential privacy, if they do."""
     fine_tune: int = 0
     """Epochs in which a client fine-tunes the model that it would use, on its own data, before it is tested."""
     name: str = "unnamed"
@@ -79,6 +83,8 @@ class Federation:
             method = with_norm_statistics(method, t.norm_statistics, self.spec, t.optimizer, t.seed)
             method = with_optimizer_state(method, t.optimizer_state, self.spec, t.optimizer)
             object.__setattr__(self, "method", method)
+        if self.private is not None:
+            object.__setattr__(self, "method", Privately(unwrapped(self.method)))
 
     def start(self) -> State:
         if self.uploads.stages or self.uploads.reach.updates:
@@ -236,7 +242,12 @@ class Federation:
             public=self.task.public,
             tests=tests or TestSets(),
             fine_tune=self.fine_tune,
+            privacy=self.terms if in_round else None,
         )
+
+    @cached_property
+    def terms(self) -> Terms | None:
+        return None if self.private is None else self.private.terms(self)
 
     def client_state(self, state: State, client: ClientId, message: Tree) -> Tree:
         """What a client of a simulation keeps now; made afresh for one that has never taken part."""

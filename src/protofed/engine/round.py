@@ -170,8 +170,14 @@ class RoundClients:
 
     def _outcomes(self, call: "_Call", ids: Sequence[ClientId], jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Any]]:
         collector = Collector(ids, call.ticket, call.validator.bounds, self._deadline, call.sent.__contains__)
-        yield from collector.sorted(self._timed(self._federation.runtime.run(jobs)))
+        yield from collector.sorted(self._timed(self._answers(call, jobs)))
         self._note(collector.refused)  # guard: refusals-messages-counted
+
+    def _answers(self, call: "_Call", jobs: Iterable[Job]) -> Iterator[tuple[ClientId, Any]]:
+        federation, run = self._federation, self._federation.runtime.run
+        if federation.private is None or not call.trains:
+            return run(jobs)
+        return federation.private.sent(federation, run, jobs, federation.uploads.spec(call.like))
 
     def _jobs(self, call: "_Call") -> Iterator[Job]:
         """What there is to do, for as long as there is time."""

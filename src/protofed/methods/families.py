@@ -14,6 +14,7 @@ from protofed.api import method as api
 from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, MethodWeighting, Step, Uploads
+from protofed.api.private import PrivateClient
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
 from protofed.api.sums import Summand as Summand
@@ -162,6 +163,11 @@ class WeightSharing(Averages, SumMethod[State, Message, Memory, Upload]):
         start = self.local_weights(message, memory)
         return await client.fit(Objective(self.loss), params=start, context=(message, memory))
 
+    async def trained_privately(self, client: PrivateClient, message: Message, memory: Memory) -> Params:
+        """The same, with noise."""
+        start = self.local_weights(message, memory)
+        return await client.fit(Objective(self.loss), params=start, context=(message, memory))
+
 
 class PublicWeights(WeightSharing[State, State, Memory, Upload]):
     """The server sends what it knows, and its weights are a model for everyone."""
@@ -184,6 +190,13 @@ class PlainSharing(WeightSharing[State, Weights, Memory, WeightUpload]):
 
     async def train(self, client: ClientContext, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:
         params = await self.trained(client, message, memory)
+        upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
+        return Reply(upload, self.remember(params, memory))
+
+    async def train_privately(
+        self, client: PrivateClient, message: Weights, memory: Memory
+    ) -> Reply[WeightUpload, Memory]:
+        params = await self.trained_privately(client, message, memory)
         upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
         return Reply(upload, self.remember(params, memory))
 

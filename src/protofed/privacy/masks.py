@@ -133,13 +133,24 @@ def _value(coefficients: Sequence[int], x: int) -> int:
 
 
 def secret_of(shares: Mapping[int, bytes]) -> bytes:
-    """The secret behind shares, by their points: the polynomial at 0, by Lagrange."""
-    total = 0
-    for x, share in shares.items():
+    """The secret behind shares, by their points."""
+    return weighed(at_zero(list(shares)), list(shares.values()))
+
+
+def at_zero(points: Sequence[int]) -> list[int]:
+    """What shares at these points weigh in the value of their polynomial at 0, by Lagrange."""
+    weights = []
+    for x in points:
         above = below = 1
-        for other in shares:
+        for other in points:
             if other != x:
                 above = above * other % PRIME
                 below = below * (other - x) % PRIME
-        total = (total + int.from_bytes(share, "big") * above * pow(below, -1, PRIME)) % PRIME
-    return total.to_bytes(KEY_BYTES, "big")
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
+
+
+def weighed(weights: Sequence[int], shares: Sequence[bytes]) -> bytes:
+    """The secret behind shares that weigh so much."""
+    values = (w * int.from_bytes(share, "big") for w, share in zip(weights, shares, strict=True))
+    return (sum(values) % PRIME).to_bytes(KEY_BYTES, "big")

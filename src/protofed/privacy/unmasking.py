@@ -25,9 +25,10 @@ def unmasked(
         raise RoundAbandoned(f"{len(shares)} sites gave shares, and {needed} are needed to take the masks away")
     place = {client: k + 1 for k, client in enumerate(roster.ids)}
     holders = sorted(shares)[:needed]
+    weights = masks.at_zero([place[holder] for holder in holders])
 
     def secret(client: ClientId) -> bytes:
-        return masks.secret_of({place[holder]: shares[holder][client] for holder in holders})
+        return masks.weighed(weights, [shares[holder][client] for holder in holders])
 
     total, count = masked_sum, len(masked_sum)
     for client in survivors:

@@ -16,6 +16,7 @@ from protofed.methods import METHODS
 from protofed.one_run import only_run
 from protofed.optim.optimizers import Optimizer, Sgd
 from protofed.optim.schedules import ConstantRate, Schedule
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.config import Config, checked
 from protofed.runs.config.messages import refuse
 from protofed.runs.config.renames import renamed
@@ -64,6 +65,7 @@ def run(
     uploads: UploadSettings = UploadSettings(),  # noqa: B008, immutable
     robust: RobustSettings = RobustSettings(),  # noqa: B008, immutable
     secure: SecureSettings = SecureSettings(),  # noqa: B008, immutable
+    privacy: PrivacySettings = PrivacySettings(),  # noqa: B008, immutable
     runtime: RuntimeSettings | str = "auto",
     folder: Path | str | None = None,
     resume: bool = False,
@@ -81,7 +83,7 @@ def run(
     names rounds whose states stay there, to be looked at with `load`. Each `observer` is told how the run goes;
     `progress` shows it in one line, by default in a terminal and in a notebook. For the
     meaning of the other arguments see `Training`, `EvaluationSettings`, `UploadSettings`, `RobustSettings`,
-    `SecureSettings`, `RuntimeSettings`, `LoggingSettings` and `execute`.
+    `SecureSettings`, `PrivacySettings`, `RuntimeSettings`, `LoggingSettings` and `execute`.
     """
     training = Training(
         rounds=rounds,
@@ -118,6 +120,7 @@ def run(
         uploads=checked(uploads),
         robust=checked(robust),
         secure=checked(secure),
+        privacy=checked(privacy),
         logging=checked(logging),
         user_code=code_digest(_own_code(method, task)),
     )

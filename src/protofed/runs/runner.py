@@ -115,6 +115,8 @@ class _Run:
         is_here = isinstance(self.federation.runtime.store, InMemoryStore)  # whether clients are in this process
         if folder is not None and is_here:
             self.federation.runtime.store = saved_store(folder.checkpoints, self.federation)
+        if folder is not None and self.federation.private is not None:
+            self.federation.private.keep_in(folder.path / "privacy")
         self.observer = observer
         self.rounds: list[Round] = []
         self.lines: list[str] = []
@@ -169,6 +171,8 @@ class _Run:
         """The state of another run, whose clients' states are kept here from now on."""
         for one in start.rounds:
             self._add(one)
+        if self.federation.private is not None and start.federation.private is not None:
+            self.federation.private.go_on_from(start.federation.private)
         before, store = start.federation.runtime.store, self.federation.runtime.store
         receipts = {c: store.keep(c, before.load(c, receipt)) for c, receipt in start.state.receipts.items()}
         return replace(start.state, receipts=receipts)

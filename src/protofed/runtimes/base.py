@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from math import inf
+from math import fsum, inf
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,7 @@ from protofed import tree, wire
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.evaluation import Evaluation, TestSets
 from protofed.api.method import Method, Step
+from protofed.api.private import KINDS, BudgetSpent, Charge, Unreleased
 from protofed.api.requests import Request
 from protofed.api.task import ClientId, Task
 from protofed.data.batches import Data
@@ -36,6 +37,8 @@ class Reason(StrEnum):
     LATE = "LATE"
     MEMORY_LOST = "MEMORY_LOST"
     REFUSED_BY_SITE = "REFUSED_BY_SITE"
+    BUDGET_SPENT = "BUDGET_SPENT"
+    UNRELEASED = "UNRELEASED"
 
     UNDECODABLE = "UNDECODABLE"
     TOO_LARGE = "TOO_LARGE"
@@ -64,6 +67,7 @@ class Reason(StrEnum):
 
 NOT_THE_CLIENTS_FAULT = {
     *(Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE),
+    *(Reason.BUDGET_SPENT, Reason.UNRELEASED),
     *(Reason.STALE_ROUND, Reason.DUPLICATE),
 }
 """Failures that are not the client's fault. All other reasons are found in what it sent or did."""
@@ -149,7 +153,7 @@ class Job:
         upload, loss = self.encode(reply.upload, self.context.data), self.context.main.loss
         told = None if loss is None else torch.tensor(loss, dtype=torch.float64, device="cpu")
         if not self.evaluates:
-            return Reply(upload, reply.memory, told)
+            return Reply(upload, reply.memory, told, spent_by(self.context.charges))
         params = self.method.trained_weights(reply.upload, reply.memory)
         evaluation = await self.method.evaluate(self.context, params, self.message, reply.memory)
         return Reply(Evaluated(upload, evaluation), reply.memory, told)
@@ -157,8 +161,9 @@ class Job:
     def finished(self, reply: Reply[Any, Any], before: Tree, store: ClientStore) -> "Answer | Failure":
         """What the server is given: the upload, and a receipt of what the client keeps."""
         loss = None if reply.loss is None else reply.loss.item()
+        charges = charged(reply.spent)
         if self.receipt is not None and reply.memory is before:  # as after an evaluation
-            return Answer(reply.upload, self.receipt, loss)
+            return Answer(reply.upload, self.receipt, loss, charges)
         try:
             with unplaced():
                 found = _bad_memory(reply.memory, before)
@@ -168,7 +173,8 @@ class Job:
             return failure_of(self.client, error)
         if found:
             return Failure(self.client, *found)
-        return Answer(reply.upload, self.receipt if is_same else store.keep(self.client, reply.memory), loss)
+        receipt = self.receipt if is_same else store.keep(self.client, reply.memory)
+        return Answer(reply.upload, receipt, loss, charges)
 
     def _is_unchanged(self, before: Tree, after: Tree) -> bool:
         """Whether a step at the end of a run left its client's state as it was, if only a copy came back."""
@@ -184,6 +190,23 @@ class Answer:
     """Of what the client keeps from now on, if the round counts."""
     loss: float | None = None
     """The mean loss of its main training, if it trained."""
+    charges: tuple[Charge, ...] = ()
+    """What it released under differential privacy."""
+
+
+def spent_by(charges: Sequence[Charge]) -> torch.Tensor | None:
+    """Charges as they travel: releases and costs, by kind."""
+    if not charges:
+        return None
+    of_kind = [[charge for charge in charges if charge.kind == kind] for kind in KINDS]
+    rows = [[float(sum(c.releases for c in own)), fsum(c.cost for c in own)] for own in of_kind]
+    return torch.tensor(rows, dtype=torch.float64, device="cpu")
+
+
+def charged(spent: torch.Tensor | None) -> tuple[Charge, ...]:
+    if spent is None:
+        return ()
+    return tuple(Charge(kind, int(n), cost) for kind, (n, cost) in zip(KINDS, spent.tolist(), strict=True) if n)
 
 
 Outcome = tuple[ClientId, "Answer | Failure"]
@@ -246,6 +269,9 @@ def failure_of(client: ClientId, error: BaseException) -> Failure:
         return Failure(client, Reason.DIVERGED, str(error))
     if isinstance(error, StateLost):
         return Failure(client, Reason.MEMORY_LOST, str(error))
+    if isinstance(error, BudgetSpent | Unreleased):
+        reason = Reason.BUDGET_SPENT if isinstance(error, BudgetSpent) else Reason.UNRELEASED
+        return Failure(client, reason, str(error))
     last = traceback.extract_tb(error.__traceback__)[-1]
     return Failure(
         client,
@@ -260,9 +286,9 @@ def taken(client: ClientId, reply: Reply[Any, Any], travels: bool = False) -> "R
     will be copied on its way, and only tensors go."""
     try:
         if travels:
-            return Reply(wire.marked(reply.upload), wire.marked(reply.memory), reply.loss)
+            return Reply(wire.marked(reply.upload), wire.marked(reply.memory), reply.loss, reply.spent)
         with unplaced():
-            return Reply(wire.taken(reply.upload), reply.memory, reply.loss)  # guard: uploads-copied
+            return Reply(wire.taken(reply.upload), reply.memory, reply.loss, reply.spent)  # guard: uploads-copied
     except RecursionError:
         return Failure(client, Reason.UNDECODABLE, "it is nested too deeply")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.api.contexts import Reply
-from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
+from protofed.api.requests import Fit, Fitted, Map, Objective, PrivateFit, Request, Total
 from protofed.api.task import Task
 from protofed.data.batches import Batch, batch_at, evaluation_plan, training_plan
 from protofed.nn.networks import Model
@@ -26,6 +26,7 @@ from protofed.runtimes.device import CPU, Residence, moved, working
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.isolation import SharedTensors, Watch, let_pass
 from protofed.runtimes.malloc import keep_freed_memory
+from protofed.runtimes.private_fit import private_fit
 from protofed.seeds import derive_seed
 from protofed.tree import Params, Tree
 
@@ -86,6 +87,9 @@ class Sequential:
 
     def answer(self, request: Request[Any]) -> Any:
         match request:
+            case PrivateFit():
+                with _seeded(request):
+                    return private_fit(request, self.precision)
             case Fit():
                 return fit(request, self.precision)
             case Total():

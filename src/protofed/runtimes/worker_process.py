@@ -30,7 +30,7 @@ from protofed.runtimes.shared_memory import SharedBuffer
 from protofed.stop_signals import held_back, leave_to_parent
 from protofed.tree import Params, Tree
 
-SETTINGS = ("round", "num_rounds", "optimizer", "halvings", "epochs", "batch_size", "seed", "step_seed")
+SETTINGS = ("round", "num_rounds", "optimizer", "halvings", "epochs", "batch_size", "seed", "step_seed", "privacy")
 """What travels of a client's context; all else is the task's, which the process has."""
 
 

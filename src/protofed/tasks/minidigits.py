@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from protofed.data.transforms import Transform
 from protofed.datasets.minidigits import CLASSES, SIDE, Domain, domains, public_images
 from protofed.datasets.minidigits_drawing import Integers
 from protofed.datasets.preprocessing import ImageFiles
-from protofed.tasks.models import network, small_cnn
+from protofed.tasks.models import Network, network, small_cnn
 from protofed.tasks.partition import dirichlet
 
 CLIENT_SIZES: dict[str, tuple[int, ...]] = {
@@ -26,6 +26,8 @@ CLIENT_SIZES: dict[str, tuple[int, ...]] = {
 }
 """Number of training images of each client, by domain."""
 
+Norm = Literal["batch", "group"]
+
 TRANSFORM = Transform(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
@@ -35,6 +37,8 @@ class Minidigits:
 
     projected: bool = False
     """Whether the network has a projection before its classifier, as pFedCSPC's networks do."""
+    norm: Norm = "batch"
+    """The network's layers of normalisation: BatchNorm, or GroupNorm, which differential privacy needs."""
 
     def build(self) -> Task:
         stores = {name: _stores(domain) for name, domain in domains().items()}
@@ -44,7 +48,7 @@ class Minidigits:
             clients={c: stores[domain][0].rows(torch.from_numpy(index)) for c, (domain, index) in rows.items()},
             tests={name: test for name, (_, test) in stores.items()},
             num_classes=CLASSES,
-            model=network(small_cnn, 3, CLASSES, self.projected),
+            model=_network(self.projected, self.norm),
             preprocessing=ImageFiles(SIDE, 3),
             domain_of={client: domain for client, (domain, _) in rows.items()},
             transform=TRANSFORM,
@@ -64,6 +68,8 @@ class MinidigitsSkewed:
     """Seed of the division among clients."""
     projected: bool = False
     """Whether the network has a projection before its classifier, as pFedCSPC's networks do."""
+    norm: Norm = "batch"
+    """The network's layers of normalisation: BatchNorm, or GroupNorm, which differential privacy needs."""
 
     def build(self) -> Task:
         stores = [_stores(domain) for domain in domains().values()]
@@ -74,7 +80,7 @@ class MinidigitsSkewed:
             clients={f"client-{k:02d}": everything.rows(index) for k, index in enumerate(rows)},
             tests={name: test for name, (_, test) in zip(domains(), stores, strict=True)},
             num_classes=CLASSES,
-            model=network(small_cnn, 3, CLASSES, self.projected),
+            model=_network(self.projected, self.norm),
             preprocessing=ImageFiles(SIDE, 3),
             transform=TRANSFORM,
             public=_public(),
@@ -97,6 +103,10 @@ def _interleaved(labels: Integers) -> Integers:
     for digit in range(CLASSES):
         rank[labels == digit] = np.arange(np.sum(labels == digit))
     return np.lexsort((labels, rank)).astype(np.int64)
+
+
+def _network(projected: bool, norm: Norm) -> Network:
+    return network(small_cnn, 3, CLASSES, projected, *([] if norm == "batch" else [norm]))
 
 
 @functools.cache

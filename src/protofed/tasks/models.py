@@ -25,12 +25,14 @@ WIDTHS = (64, 128, 256, 512)
 """Channels of the four stages of a ResNet."""
 
 
-def small_cnn(channels: int, num_classes: int, projected: bool = False) -> Parts:
+def small_cnn(channels: int, num_classes: int, projected: bool = False, norm: str = "batch") -> Parts:
     """Two convolutions with BatchNorm and a linear layer, for images of 28 × 28; 64 non-negative features. With
-    `projected`, a projection 64 → 64 → 64 with a ReLU comes before the classifier."""
+    `projected`, a projection 64 → 64 → 64 with a ReLU comes before the classifier. With the norm "group" there is
+    GroupNorm of four channels each in the place of BatchNorm."""
+    normed: Callable[[int], nn.Module] = nn.BatchNorm2d if norm == "batch" else lambda n: nn.GroupNorm(n // 4, n)
     features = nn.Sequential(
-        *(nn.Conv2d(channels, 16, 5, stride=2, padding=2), nn.BatchNorm2d(16), nn.ReLU()),
-        *(nn.Conv2d(16, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Conv2d(channels, 16, 5, stride=2, padding=2), normed(16), nn.ReLU()),
+        *(nn.Conv2d(16, 32, 5, stride=2, padding=2), normed(32), nn.ReLU()),
         *(nn.Flatten(), nn.Linear(32 * 7 * 7, 64), nn.ReLU()),
     )
     if not projected:

@@ -8,6 +8,7 @@ import torch
 from protofed.api.method import Method, validate
 from protofed.api.task import Task
 from protofed.datasets.sites import group_problem
+from protofed.engine.private import why_not_private
 from protofed.engine.test_sets import is_testable
 from protofed.engine.training import Training
 from protofed.runs.config.recording import registered_name
@@ -39,6 +40,8 @@ def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
         yield from _check_method(method, training)
     if sections.get("secure") is not None and sections["secure"].sums:
         yield from _check_secure(method, sections.get("evaluation"))
+    if sections.get("privacy") is not None and sections["privacy"].is_on:
+        yield from _check_privacy(sections)
     if method is not None and training is not None and sections.get("robust") is not None:
         yield from _check_robust(sections["robust"], method, training)
     if training is not None and sections.get("saving") is not None:
@@ -113,6 +116,37 @@ def _check_secure(method: Any, evaluation: Any) -> Iterator[Problem]:
     if evaluation is not None and evaluation.clients:
         what = "tells how each client's model does, beside the sum of secure.sums: set one of the two to 0 or false"
         yield Problem(("evaluation", "clients"), what, (("secure", "sums"),))
+
+
+def _check_privacy(sections: Mapping[str, Any]) -> Iterator[Problem]:
+    """What would tell more than releases do, or has no form under differential privacy."""
+    key = ("privacy", "level")
+    method, training, evaluation = (sections.get(name) for name in ("method", "training", "evaluation"))
+    if sections["privacy"].level == "client":
+        yield Problem(key, '"client" is not there yet: use "record"')
+    if method is not None and (why := why_not_private(method)):
+        name = type(method).__name__
+        yield Problem(key, f"{name} (method.name) {why}: take another method", (("method", "name"),))
+    if sections.get("secure") is not None and sections["secure"].sums:
+        what = "noise is added at each client, beside secure.sums it would be too much: set one of the two"
+        yield Problem(key, what, (("secure", "sums"),))
+    if training is not None:
+        for name, allowed, why in (
+            ("on_divergence", ("stop", "skip"), "a client that repeats a round at half its rate pays for it twice"),
+            ("optimizer_state", ("fresh",), "a private step begins with a fresh optimiser"),
+            ("norm_statistics", ("averaged",), "networks may have no running statistics"),
+        ):
+            if getattr(training, name) not in allowed:
+                what = f'{why}, under privacy.level = "record": use {allowed[0]!r}'
+                yield Problem(("training", name), what, (key,))
+    if evaluation is not None:
+        for name, why in (
+            ("clients", "tells how each client's model does"),
+            ("patience", "lets examples without noise decide when the run ends"),
+            ("fine_tune", "tests models that were trained without noise"),
+        ):
+            if getattr(evaluation, name):
+                yield Problem(("evaluation", name), f"{why}, which privacy.level does not cover: set it to 0", (key,))
 
 
 def _check_schedule(training: Training) -> Iterator[Problem]:

@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from protofed.api.method import Method
 from protofed.api.task import Task
 from protofed.engine.federation import Federation
+from protofed.engine.private import Private
 from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.checks import check_device, check_sections, check_task
 from protofed.runs.config.messages import collected, listed, refuse, without_place
 from protofed.runs.config.recording import digest_of, settings, text_digest
@@ -61,6 +63,7 @@ class Config:
     saving: SavingSettings = field(default_factory=SavingSettings)
     uploads: UploadSettings = field(default_factory=UploadSettings)
     secure: SecureSettings = field(default_factory=SecureSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
     robust: RobustSettings = field(default_factory=RobustSettings)
     logging: LoggingSettings = field(default_factory=LoggingSettings)
     user_code: str = ""
@@ -92,6 +95,8 @@ class Config:
             hashed["fine_tune"] = self.evaluation.fine_tune
         if self.secure.sums:  # masks change no number
             hashed["secure_sums"] = True
+        if self.privacy.is_on:
+            hashed["privacy"] = table["privacy"]
         if self.evaluation.patience:
             hashed["patience"] = [self.evaluation.patience, self.evaluation.every, self.evaluation.clients]
         digest = digest_of(hashed)
@@ -118,6 +123,7 @@ class Config:
                 runtime,
                 uploads=self.pipeline,
                 secure=self.secure.made(),
+                private=Private(self.privacy) if self.privacy.is_on else None,
                 fine_tune=self.evaluation.fine_tune,
                 name=self.identity,
             )

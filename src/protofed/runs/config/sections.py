@@ -7,6 +7,7 @@
 [uploads]     precision, clip, max_prototype_ratio, max_update_ratio, min_class_count, min_owners
 [robust]      faulty, weights, prototypes
 [secure]      sums, threshold, masks
+[privacy]     level, epsilon, delta, clip_features, clip_gradients, releases, prototype_share, noise
 [runtime]     name, threads, device, precision
 [evaluation]  every, clients
 [saving]      on_error, keep
@@ -26,6 +27,7 @@ from protofed.engine.training import Training
 from protofed.methods import METHODS, bases_of
 from protofed.optim.optimizers import OPTIMIZERS, PLAIN
 from protofed.optim.schedules import SCHEDULES
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.recording import named_table, settings, task_table
 from protofed.runs.config.schema import Problem, Problems, field_names, filled, joined, named, shown
 from protofed.runs.config.toml import Table
@@ -122,6 +124,7 @@ SECTIONS: dict[str, Section] = {
     "uploads": _plain("uploads", UploadSettings),
     "robust": _plain("robust", RobustSettings),
     "secure": _plain("secure", SecureSettings),
+    "privacy": _plain("privacy", PrivacySettings),
     "runtime": _plain("runtime", RuntimeSettings),
     "evaluation": _plain("evaluation", EvaluationSettings),
     "saving": _plain("saving", SavingSettings),

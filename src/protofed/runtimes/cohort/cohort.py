@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from protofed.api.requests import Fit, Fitted, Map, Request
+from protofed.api.requests import Fit, Fitted, Map, PrivateFit, Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
 from protofed.nn.precision import Precision
@@ -167,6 +167,9 @@ class Cohort:
 
     def _loop(self, request: Request[Any]) -> Loop | None:
         """The request as a loop; None if it cannot be done together with others."""
+        if isinstance(request, PrivateFit):  # guard: private-fits-are-not-lowered
+            self._warn("clients are answered one by one: their gradients are clipped and noised by the reference")
+            return None
         try:
             if not len(request.data):
                 return None  # there is no step to record
