@@ -110,9 +110,9 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     retrains_classifier: ClassVar[bool] = False
     """Of a wrapper: whether its server retrains the base's classifier on features."""
 
-    needs_batches: ClassVar[str] = ""
-    """Why the loss of a batch is not the mean over the losses of its records; empty if it is. Only then gradients of
-    single records can be clipped."""
+    not_by_record: ClassVar[str] = ""
+    """Why the loss of a record cannot be told without the client's other records; empty if it can. Only then gradients
+    of single records can be clipped."""
     releases_class_sums: ClassVar[bool] = False
     """Whether its private step releases class sums."""
 

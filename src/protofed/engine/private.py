@@ -39,13 +39,23 @@ class StepFailed(RuntimeError):
     """A private step failed. What is said of it tells nothing of examples."""
 
 
+class _Hidden:
+    """Stands where examples are."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotPrivate("what a client keeps first is made of its examples, which privacy.level does not cover")
+
+    def __len__(self) -> int:
+        raise NotPrivate("what a client keeps first is made of its examples, which privacy.level does not cover")
+
+
 @dataclass(frozen=True)
 class Privately(Around):
     """The method at clients whose steps are private: one that trains is given no examples, and no other is taken."""
 
     def init_memory(self, client: ClientContext, message: Tree) -> Tree:
-        nothing = client.data.rows(torch.empty(0, dtype=torch.int64, device=client.data.index.device))
-        return self.base.init_memory(replace(client, data=nothing), message)  # guard: first-memory-without-examples
+        hidden: Any = _Hidden()
+        return self.base.init_memory(replace(client, data=hidden), message)  # guard: first-memory-without-examples
 
     async def stepped(
         self, step: Step[Any, Any, Any], client: ClientContext, message: Tree, memory: Any
@@ -206,7 +216,7 @@ def why_not_private(method: Method[Any, Any, Any, Any]) -> str:
     is_own = all(issubclass(private, plain) for plain, private in owners if plain and private)
     if owners[0][1] is Method or not is_own:
         return "has no private step"
-    return f"needs whole batches: {method.needs_batches}" if method.needs_batches else ""
+    return f"has no private step: {method.not_by_record}" if method.not_by_record else ""
 
 
 def _owner(method: Method[Any, Any, Any, Any], name: str) -> type | None:

@@ -93,6 +93,9 @@ def check_remote(config: Config) -> Iterator[Problem]:
     if config.secure.sums:  # guard: remote-runs-without-secure-sums
         what = "is for runs in one process so far: sites do not exchange keys with each other yet. Set it to false"
         yield Problem(("secure", "sums"), what)
+    if config.privacy.is_on:  # guard: remote-runs-without-privacy
+        what = "is for runs in one process so far: sites keep no ledger of their own yet. Leave [privacy] out"
+        yield Problem(("privacy", "level"), what)
     if config.evaluation.global_models:
         what = "reads what clients keep, which stays at their sites: leave it out"
         yield Problem(("evaluation", "global_models"), what)

@@ -198,7 +198,7 @@ class PlainSharing(WeightSharing[State, Weights, Memory, WeightUpload]):
     ) -> Reply[WeightUpload, Memory]:
         params = await self.trained_privately(client, message, memory)
         upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
-        return Reply(upload, self.remember(params, memory))
+        return Reply(upload, client.post(self.remember, params, memory))
 
     def remember(self, params: Params, memory: Memory) -> Memory:
         """What a client keeps of the weights that it trained."""
@@ -269,6 +269,8 @@ class PrototypeSharing(
 ):
     """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
 
+    releases_class_sums = True
+
     prototype_mode: PrototypeMode
 
     @abstractmethod
@@ -323,6 +325,15 @@ class PrototypeSharing(
             client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
         )
         return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
+
+    async def train_privately(
+        self, client: PrivateClient, message: WeightsAndPrototypes[Targets], memory: Nothing
+    ) -> Reply[PrototypeUpload, Nothing]:
+        """Prototypes are those of the received weights, in some of the rounds."""
+        context = (message.prototypes,)
+        params = await client.fit(Objective(self.loss), params=message.params, context=context)
+        prototypes = client.post(class_means.ownership, await client.prototypes(message.params))
+        return Reply(PrototypeUpload(params, prototypes, client.num_examples), memory)
 
     def loss(self, model: Model, batch: Batch, targets: Targets) -> Tensor:
         """The local objective: cross-entropy and what the method adds."""

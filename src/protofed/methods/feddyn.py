@@ -21,6 +21,8 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import NonNegative
+from protofed.api.private import PrivateClient
+from protofed.api.requests import Objective
 from protofed.data.batches import Batch
 from protofed.methods._shared.control_variates import corrected, drift_penalty, updated_drift, zeros
 from protofed.methods._shared.losses import cross_entropy
@@ -66,7 +68,20 @@ class FedDyn(PlainSharing[Drifting, Drift]):
         reply = await super().train(client, message, memory)
         return Reply(reply.upload, Drift(updated_drift(memory.drift, reply.upload.params, message.params)))
 
+    async def train_privately(
+        self, client: PrivateClient, message: Weights, memory: Drift
+    ) -> Reply[WeightUpload, Drift]:
+        reply = await super().train_privately(client, message, memory)
+        return Reply(reply.upload, Drift(client.post(updated_drift, memory.drift, reply.upload.params, message.params)))
+
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Drift) -> Tensor:
         """The local objective: cross-entropy and the dynamic regulariser."""
-        penalty = drift_penalty(model, message.params, memory.drift)
-        return cross_entropy(model, batch) + self.penalty_weight * penalty
+        return cross_entropy(model, batch) + self.penalty(model, message, memory)
+
+    def penalty(self, model: Model, message: Weights, memory: Drift) -> Tensor:
+        """The dynamic regulariser."""
+        return self.penalty_weight * drift_penalty(model, message.params, memory.drift)
+
+    async def trained_privately(self, client: PrivateClient, message: Weights, memory: Drift) -> Params:
+        context = (message, memory)
+        return await client.fit(Objective(cross_entropy), params=message.params, context=context, penalty=self.penalty)

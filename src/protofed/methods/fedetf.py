@@ -65,6 +65,7 @@ class FrameClassifier(nn.Module):
 @dataclass(frozen=True)
 class FedETF(GlobalModel[ClassCounts]):
     tags = ("global",)
+    not_by_record = "its loss goes by how many examples of each class a client has"
     dimension: Annotated[int, Ge(0)] = 0
     """d, the size of the vectors of the frame, at least the number of classes; 0 is that number, as in the authors'
     code for ResNets. For its small network it has 64."""

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Positive
+from protofed.api.private import PrivateClient
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import embedded, embedding_dim
@@ -63,6 +64,7 @@ class SphereClassifier(nn.Module):
 @dataclass(frozen=True)
 class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
     tags = ("global", "prototype", "server-side")
+    releases_class_sums = True
     smoothing: Annotated[float, Interval(ge=0, le=1)] = 0.9
     """ρ, how much of a prototype stays when the server turns it."""
     initial_scale: Positive = 5.0
@@ -85,7 +87,15 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
     async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[DirectedUpload, Nothing]:
         params = await self.trained(client, message, memory)
         sums = await client.total(direction_sums, params, (torch.zeros(client.num_classes),))
-        prototypes = Prototypes(F.normalize(sums.total, dim=-1, eps=EPS), sums.count)
+        prototypes = unit_length(Prototypes(sums.total, sums.count))
+        return Reply(DirectedUpload(params, client.num_examples, prototypes), memory)
+
+    async def train_privately(
+        self, client: PrivateClient, message: Weights, memory: Nothing
+    ) -> Reply[DirectedUpload, Nothing]:
+        """Directions are those at the received weights; none is longer than 1."""
+        params = await self.trained_privately(client, message, memory)
+        prototypes = client.post(unit_length, await client.prototypes(message.params, directions, longest=1.0))
         return Reply(DirectedUpload(params, client.num_examples, prototypes), memory)
 
     def summand(self, upload: DirectedUpload, message: Weights) -> Summands:
@@ -100,10 +110,18 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
         return Weights({**totals["params"].value(), PROTOTYPES: turned(prototypes, seen, self.smoothing)})
 
 
+def directions(model: Model, batch: Batch) -> Tensor:
+    """The directions of what the classifier reads, (B, P)."""
+    return F.normalize(embedded(model, batch.x), dim=-1, eps=EPS)
+
+
 def direction_sums(model: Model, batch: Batch, per_class: Tensor) -> ClassSums:
-    """Σ of the directions of what the classifier reads, of each class."""
-    z = F.normalize(embedded(model, batch.x), dim=-1, eps=EPS)
-    return class_means.class_sums(z, batch.y, batch.weight, len(per_class))
+    """Σ of the directions of each class."""
+    return class_means.class_sums(directions(model, batch), batch.y, batch.weight, len(per_class))
+
+
+def unit_length(prototypes: Prototypes) -> Prototypes:
+    return Prototypes(F.normalize(prototypes.mean, dim=-1, eps=EPS), prototypes.count)
 
 
 def turned(prototypes: Tensor, seen: Prototypes, smoothing: float) -> Tensor:

@@ -39,6 +39,7 @@ class HeadAndCounts(OwnWeights):
 @dataclass(frozen=True)
 class FedPerPlus(PrivateParts[HeadAndCounts]):
     tags = ("personal", "reconstruction")
+    not_by_record = "its loss goes by how many examples of each class a client has"
     feature_weight: NonNegative = 0.1
     """How strongly features are held to those of the received body."""
     balanced: bool = True

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply
+from protofed.api.private import PrivateClient
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch
 from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
@@ -69,9 +70,20 @@ class FedProc(PrototypeSharing[Prototypes]):
         params, prototypes = await class_means.fit_with_prototypes(
             client, Objective(self.shared_loss), message.params, context, self.prototype_mode
         )
-        if self.prototype_weighting == "uniform":
-            prototypes = class_means.ownership(prototypes)
+        return Reply(PrototypeUpload(params, self.weighted(prototypes), client.num_examples), memory)
+
+    async def train_privately(
+        self, client: PrivateClient, message: WeightsAndPrototypes[Prototypes], memory: Nothing
+    ) -> Reply[PrototypeUpload, Nothing]:
+        share = client.post(lambda: torch.tensor(self.share(client.round, client.num_rounds)))
+        context = message.prototypes, share
+        params = await client.fit(Objective(self.shared_loss), params=message.params, context=context)
+        prototypes = client.post(self.weighted, await client.prototypes(message.params))
         return Reply(PrototypeUpload(params, prototypes, client.num_examples), memory)
+
+    def weighted(self, prototypes: Prototypes) -> Prototypes:
+        """With the counts by which they count in the global ones."""
+        return class_means.ownership(prototypes) if self.prototype_weighting == "uniform" else prototypes
 
     def shared_loss(self, model: Model, batch: Batch, targets: Prototypes, share: Tensor) -> Tensor:
         """The local objective: α times the contrast and 1 − α times cross-entropy."""

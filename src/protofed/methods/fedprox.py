@@ -16,10 +16,13 @@ from torch import Tensor
 
 from protofed import tree
 from protofed.api.method import NonNegative
+from protofed.api.private import PrivateClient
+from protofed.api.requests import Objective
 from protofed.data.batches import Batch
+from protofed.methods._shared.losses import cross_entropy
 from protofed.methods.families import GlobalModel, Weights
 from protofed.nn.networks import Model
-from protofed.tree import Nothing
+from protofed.tree import Nothing, Params
 
 
 @dataclass(frozen=True)
@@ -30,5 +33,12 @@ class FedProx(GlobalModel[Nothing]):
 
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         """The local objective, Eq. (2)."""
-        proximal = tree.squared_distance(model.trainable, message.params)
-        return batch.cross_entropy(model.logits(batch.x)) + self.proximal_weight / 2 * proximal
+        return cross_entropy(model, batch) + self.penalty(model, message, memory)
+
+    def penalty(self, model: Model, message: Weights, memory: Nothing) -> Tensor:
+        """The proximal term."""
+        return self.proximal_weight / 2 * tree.squared_distance(model.trainable, message.params)
+
+    async def trained_privately(self, client: PrivateClient, message: Weights, memory: Nothing) -> Params:
+        context = (message, memory)
+        return await client.fit(Objective(cross_entropy), params=message.params, context=context, penalty=self.penalty)

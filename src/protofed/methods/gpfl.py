@@ -61,6 +61,7 @@ class OwnHead(OwnWeights):
 @dataclass(frozen=True)
 class GPFL(PrivateParts[OwnHead]):
     tags = ("personal",)
+    not_by_record = "its loss goes by how many examples of each class a client has"
     guidance_weight: NonNegative = 0.01
     """λ, how strongly shared features are drawn to the embedding of their class."""
     decay: NonNegative = 0.1

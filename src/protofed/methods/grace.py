@@ -54,6 +54,7 @@ class GRACE(GlobalModel[Nothing]):
     server_rate: Positive = 1.0
     """η_s, how far the server goes towards the mean."""
 
+    not_by_record = "it trains on one half of a batch after a step on the other"
     needs_each_upload = "it weighs clients by how well their updates agree"
 
     def validate(self, optimizer: Optimizer, batch_size: int, spec: TaskSpec | None) -> SettingErrors:

@@ -78,7 +78,7 @@ def _gradients(
     counts = torch.nonzero(batch.weight)[:, 0]
     for rows in torch.split(counts, size):
         grads = of_record(weights, batch.x[rows], batch.y[rows], batch.index[rows])
-        yield torch.cat([grads[name].flatten(1) for name in names], 1)
+        yield torch.cat([grads[name].reshape(len(rows), -1) for name in names], 1)
 
 
 def _penalty(request: PrivateFit, params: Params, weights: Params, precision: Precision) -> Params:
