@@ -39,10 +39,11 @@ from protofed.api.method import Method
 from protofed.api.requests import Request
 from protofed.data.batches import Batch
 from protofed.engine.state import State
+from protofed.methods._shared.cluster_models import Distance, global_prototypes, prototype_distance
 from protofed.methods._shared.mixing import entry
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.families import OwnWeights, PartSharing, PrototypeUpload
-from protofed.methods.fedpc import Clusters, Distance, FedPC, global_prototypes, mean_extractor, prototype_distance
+from protofed.methods.fedpc import Clusters, FedPC, mean_extractor
 from protofed.nn.networks import Parts, matching, without
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from protofed.api.evaluation import TestSets
 from protofed.api.private import Charge, Terms
-from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
+from protofed.api.requests import Fit, Fitted, Map, Mechanism, Objective, Request, Total
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.data.transforms import Transform
@@ -125,6 +125,8 @@ class ClientContext:
     """What its releases look like under differential privacy; None without."""
     charges: list[Charge] = field(default_factory=list)
     """What it has released in this step."""
+    clips: Mechanism | None = None
+    """What clips the gradients of single records that it adds up for a noised sum; None without such noise."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 

@@ -115,6 +115,9 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     of single records can be clipped."""
     releases_class_sums: ClassVar[bool] = False
     """Whether its private step releases class sums."""
+    releases_gradient_sums: ClassVar[bool] = False
+    """Whether all that clients add is a sum of gradients (`ClientContext.gradient_sum`), clipped record by record, so
+    that noise in a secure sum hides records."""
 
     @property
     def private(self) -> Patterns:

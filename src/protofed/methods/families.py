@@ -95,6 +95,11 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
         """What a client of so many examples counts where not all count 1: everybody can know it."""
         return 1.0
 
+    def unchanged(self, message: api.Message) -> api.Upload:
+        """What a client sends that has learnt nothing: under client-level differential privacy clients add how they
+        differ from it. It holds for a class that replaces neither `summand` nor `upload_spec`."""
+        raise NotImplementedError
+
     @abstractmethod
     def summand(self, upload: api.Upload, message: api.Message) -> Summands:
         """What a client adds; made of what it received and sent, so that it could be made at the client."""
@@ -187,6 +192,9 @@ class PlainSharing(WeightSharing[State, Weights, Memory, WeightUpload]):
 
     def upload_spec(self, state: State, server: ServerContext) -> WeightUpload:
         return WeightUpload(state.params, torch.tensor(0))
+
+    def unchanged(self, message: Weights) -> WeightUpload:
+        return WeightUpload(message.params, torch.tensor(0))
 
     async def train(self, client: ClientContext, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:
         params = await self.trained(client, message, memory)
@@ -324,11 +332,16 @@ class PrototypeSharing(
         params, prototypes = await class_means.fit_with_prototypes(
             client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
         )
-        return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
+        own = class_means.ownership(prototypes)
+        return Reply(PrototypeUpload(params, own, client.num_examples), self.remember(own, memory))
+
+    def remember(self, own: Prototypes, memory: Tree) -> Tree:
+        """What a client keeps of the prototypes that it sends."""
+        return memory
 
     async def train_privately(
-        self, client: PrivateClient, message: WeightsAndPrototypes[Targets], memory: Nothing
-    ) -> Reply[PrototypeUpload, Nothing]:
+        self, client: PrivateClient, message: WeightsAndPrototypes[Targets], memory: Tree
+    ) -> Reply[PrototypeUpload, Tree]:
         """Prototypes are those of the received weights, in some of the rounds."""
         context = (message.prototypes,)
         params = await client.fit(Objective(self.loss), params=message.params, context=context)

@@ -34,10 +34,10 @@ from protofed.api.requests import Objective
 from protofed.api.roles import Count
 from protofed.api.task import ClientId
 from protofed.api.views import Points
+from protofed.methods._shared.cluster_models import BetweenClusters, Description, for_everyone, mean_by_size
 from protofed.methods._shared.mixing import entry, stacked
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.families import OwnWeights, Summands, SumMethod, Totals, sums_over
-from protofed.methods.fedpc import BetweenClusters, Description, for_everyone, mean_by_size
 from protofed.nn.networks import matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes

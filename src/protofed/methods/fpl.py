@@ -186,11 +186,8 @@ class FPL(PrototypeSharing[Targets]):
             else Nothing()
         )
 
-    async def train(
-        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Tree
-    ) -> Reply[PrototypeUpload, Tree]:
-        reply = await super().train(client, message, memory)
-        return Reply(reply.upload, reply.upload.prototypes if self.has_more_exchanges else memory)
+    def remember(self, own: Prototypes, memory: Tree) -> Tree:
+        return own if self.has_more_exchanges else memory
 
     # ---- clusters of single prototypes
 

@@ -103,6 +103,12 @@ class Site:
     """What each site's signatures are checked with; known before, and not from the server."""
     share: float
     """The least part of the sites that must stay."""
+    least: int = LEAST_SITES
+    """And so many in any case: the noise of so many is enough."""
+
+    def needed(self, count: int) -> int:
+        """How many of so many sites must stay to the end."""
+        return max(threshold(count, self.share), self.least)  # guard: noise-of-enough-sites
 
     def advertise(self, occasion: Occasion, digest: bytes) -> Advert:
         """The first exchange. Whatever the site knew of an earlier one is forgotten."""
@@ -124,8 +130,9 @@ class Site:
         secrets = {name: bytes.fromhex(kept[name]) for name in ("sealing", "masking", "seed")}
         if own is None or (own.sealing, own.masking) != tuple(map(masks.public_key, list(secrets.values())[:2])):
             raise Aborted("the keys that the server gives out for this site are not its own")
-        if len(roster.ids) < LEAST_SITES:  # guard: sums-of-three
-            raise Aborted(f"{len(roster.ids)} sites are too few for a secure sum: it takes {LEAST_SITES}")
+        if len(roster.ids) < max(LEAST_SITES, self.least):  # guard: sums-of-three
+            needed = max(LEAST_SITES, self.least)
+            raise Aborted(f"{len(roster.ids)} sites are too few for a secure sum: it takes {needed}")
         for client, advert in roster.adverts.items():
             text = advert_text(occasion, digest, client, advert.sealing, advert.masking)
             if client not in self.identities:
@@ -133,9 +140,7 @@ class Site:
             # guard: sums-keys-signed
             self._checked(masks.check_signature, self.identities[client], advert.signature, text)
         count = len(roster.ids)
-        of_seed, of_key = (
-            masks.shares_of(secrets[name], threshold(count, self.share), count) for name in ("seed", "masking")
-        )
+        of_seed, of_key = (masks.shares_of(secrets[name], self.needed(count), count) for name in ("seed", "masking"))
         sent, binding = {}, about(occasion, digest, roster)
         for client, seed_share, key_share in zip(roster.ids, of_seed, of_key, strict=True):
             if client != self.client:
@@ -156,7 +161,7 @@ class Site:
         roster, others = _roster(kept), sorted(sealed)
         if not set(others) <= set(roster.ids) - {self.client}:
             raise Aborted("the server names sites that do not take part")
-        if len(others) + 1 < threshold(len(roster.ids), self.share):  # guard: sums-threshold
+        if len(others) + 1 < self.needed(len(roster.ids)):  # guard: sums-threshold
             raise Aborted(f"{len(others) + 1} of {len(roster.ids)} sites are too few to hide what one of them adds")
         binding = about(occasion, digest, roster)
         shares = {}
@@ -186,7 +191,7 @@ class Site:
             raise Aborted("the server asks for both shares of one site, which would show what it added")
         if not {*survivors, *dropped} <= set(kept["shares"]) or self.client not in survivors:
             raise Aborted("the server names sites that have not shared their secrets")
-        if len(survivors) < threshold(len(kept["adverts"]), self.share):  # guard: sums-threshold-at-the-end
+        if len(survivors) < self.needed(len(kept["adverts"])):  # guard: sums-threshold-at-the-end
             raise Aborted(
                 f"{len(survivors)} of {len(kept['adverts'])} sites are too few to hide what one of them added"
             )
