@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from protofed.methods.fedrep import FedRep
     from protofed.methods.fedrod import FedROD
     from protofed.methods.fedseproto import FedSeProto
+    from protofed.methods.fedsgd import FedSGD
     from protofed.methods.fedsoup import FedSoup
     from protofed.methods.fedsr import FedSR
     from protofed.methods.fedtgp import FedTGP
@@ -190,6 +191,7 @@ _METHODS = {
     "FedProx": "protofed.methods.fedprox",
     "FedROD": "protofed.methods.fedrod",
     "FedRep": "protofed.methods.fedrep",
+    "FedSGD": "protofed.methods.fedsgd",
     "FedSR": "protofed.methods.fedsr",
     "FedSeProto": "protofed.methods.fedseproto",
     "FedSoup": "protofed.methods.fedsoup",
@@ -268,6 +270,7 @@ __all__ = [
     "FedProx",
     "FedROD",
     "FedRep",
+    "FedSGD",
     "FedSR",
     "FedSeProto",
     "FedSoup",

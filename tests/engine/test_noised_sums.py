@@ -189,6 +189,77 @@ def test_numbers_of_examples_are_not_in_the_sum() -> None:
     assert abs(float(seen[0])) < 2
 
 
+# ---- records
+
+
+RECORD = PrivacySettings("record", epsilon=8.0, clip_gradients=0.5)
+
+
+def of_records(privacy: PrivacySettings = RECORD, **settings: Any) -> Federation:
+    return noised(METHODS["fedsgd"](server_lr=1.0), privacy=privacy, **{"weighting": "examples", **settings})
+
+
+@pytest.mark.parametrize("exchange", STEPS)
+def test_masked_sums_of_gradients_with_noise_are_those_without_masks(exchange: int) -> None:
+    masked = after_one(of_records(runtime=Dropping(GONE, STEPS[exchange])))
+    plain = after_one(of_records(runtime=Dropping(() if exchange == 4 else GONE, "Add"), secure=unmasked()))
+    assert_same(masked.server, plain.server, f"the weights with three gone in exchange {exchange}")
+
+
+def clipped_by_hand(of: Federation, params: Any, limit: float) -> torch.Tensor:
+    """Σ over all records of their gradients, each at most so long, one after another by plain torch."""
+    total = torch.zeros(sum(leaf.numel() for leaf in params.values()))
+    parts = plain_parts()
+    named = {f"{part}.{name}": p for part, module in parts.items() for name, p in module.named_parameters()}
+    for name, parameter in named.items():
+        parameter.data.copy_(params[name])
+    for data in of.task.clients.values():
+        for x, y in zip(data.x, data.labels, strict=True):
+            loss = torch.nn.functional.cross_entropy(parts["classifier"](parts["features"](x[None])), y[None])
+            grads = torch.autograd.grad(loss, [named[name] for name in params])
+            own = torch.cat([g.flatten() for g in grads])
+            total += own * min(1.0, limit / own.norm().item())
+    return total
+
+
+def test_the_step_is_along_the_sum_of_clipped_gradients_of_records() -> None:
+    """ε = 1000: the noise of one round is 0.5 · m = 0.013 in each number of a sum of 390 records."""
+    of = of_records(dataclasses.replace(RECORD, epsilon=1000.0), secure=unmasked())
+    before = of.start()
+    after = of.advance(before)
+    count = sum(len(data) for data in of.task.clients.values())
+    step = torch.cat([(leaf - after.server.params[n]).flatten() for n, leaf in before.server.params.items()]) * count
+    expected = clipped_by_hand(of, before.server.params, 0.5)
+    assert of.noised_sums is not None
+    spread = 0.5 * of.noised_sums.multiplier * sqrt(CLIENTS / 7)
+    assert spread < 0.03 * expected.norm()
+    assert (step - expected).abs().max() < 5 * spread
+    assert (step - clipped_by_hand(of, before.server.params, 1e9)).norm() > 20 * spread, "nothing was clipped"
+
+
+def test_the_noise_of_records_is_that_of_the_sum_and_not_of_each_client() -> None:
+    of = of_records(dataclasses.replace(RECORD, epsilon=0.1), secure=unmasked())
+    before = of.start()
+    after = of.advance(before)
+    count = sum(len(data) for data in of.task.clients.values())
+    step = torch.cat([(leaf - after.server.params[n]).flatten() for n, leaf in before.server.params.items()]) * count
+    assert of.noised_sums is not None
+    noise = step - clipped_by_hand(of, before.server.params, 0.5)
+    expected = 0.5 * of.noised_sums.multiplier * sqrt(CLIENTS / 7)
+    assert noise.square().mean().sqrt().item() == pytest.approx(expected, rel=4 / sqrt(2 * len(noise)))
+
+
+def test_every_round_of_gradient_sums_is_one_release() -> None:
+    of = of_records(rounds=4, secure=unmasked())
+    state = of.start()
+    for _ in range(4):
+        state = of.advance(state)
+    assert of.private is not None
+    entries = [entry for entry in of.private.ledger.entries if entry.client == "c3"]
+    assert [(e.kind, e.releases) for e in entries] == [("gradient sums", 1)] * 4
+    assert epsilon_of(sum(e.cost for e in entries) ** 0.5, 1e-5) == pytest.approx(8.0)
+
+
 # ---- what is refused
 
 
@@ -214,6 +285,7 @@ def test_useless_noise_is_refused_with_the_number_of_clients_that_it_takes() -> 
         ({"method": METHODS["fpl"](clustering="sums")}, ("privacy.level", "method.name")),
         ({"secure": SecureSettings(sums=True, colluders=7)}, ("secure.colluders", "secure.threshold")),
         ({"privacy": PrivacySettings("record", epsilon=8.0)}, ('privacy.level = "record"', "secure.sums")),
+        ({"method": "fedsgd", "privacy": RECORD}, ('privacy.level = "record"', "training.weighting")),
         ({"privacy": dataclasses.replace(USELESS, clip_client=1e-6)}, ("privacy", "narrow")),
     ],
 )

@@ -121,6 +121,11 @@ class NoisedSums:
                 f'privacy.level = "record" and secure.sums: {name} (method.name) adds noise at each client, not in '
                 "the sum; take fedsgd, or set secure.sums to false"
             )
+        elif isinstance(method, SumMethod) and method.public_weight(2) == 1:
+            yield (
+                'privacy.level = "record" and training.weighting: a mean over records has another bound at each '
+                'client; set it to "examples"'
+            )
         most, finest = self.share.most * self.share.multiplier, FixedPoint(len(of.sampled(0))).error * 2
         if log2(most) - 21 < log2(finest):
             yield f"privacy: noise of {most:.2g} is too narrow for the whole numbers of a sum; clip at a larger length"
