@@ -26,6 +26,7 @@ from protofed.federation.steps import UnknownStep, step_name, step_named
 from protofed.methods import METHODS
 from protofed.optim.optimizers import Sgd
 from protofed.optim.schedules import CosineRate
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.config import Config
 from protofed.runs.config.sections import EvaluationSettings
 from protofed.runs.loading import load
@@ -280,11 +281,11 @@ def test_own_files_are_refused(tmp_path: Path) -> None:
 def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:
     config = digits("fedper", deadline=0.0, on_divergence="stop")
     config = replace(config, evaluation=EvaluationSettings(global_models=True), runtime=RuntimeSettings(threads=2))
-    config = replace(config, secure=SecureSettings(sums=True))
+    config = replace(config, secure=SecureSettings(sums=True), privacy=PrivacySettings("record"))
     with pytest.raises(BadInput) as refused:
         prepared(InProcess({}), config, "r1")
     keys = ("training.deadline", "training.on_divergence", "evaluation.global_models", "runtime.threads", "secure.sums")
-    for key in keys:
+    for key in (*keys, "privacy.level"):
         assert key in str(refused.value)
 
 

@@ -83,7 +83,8 @@ def test_only_what_is_released_can_be_used() -> None:
 
 def test_there_are_no_examples_on_a_private_client() -> None:
     reachable = {name for name in dir(PrivateClient) if not name.startswith("_")}
-    assert reachable | {"id", "round", "num_rounds", "num_classes"} == {
+    assert reachable | {*PrivateClient.__annotations__} == {
+        *("num_steps", "optimizer", "networks"),
         *("id", "round", "num_rounds", "num_classes", "num_examples", "initial_params"),
         *("fit", "class_sums", "prototypes", "post", "releases_class_sums"),
     }

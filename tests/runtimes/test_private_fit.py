@@ -221,6 +221,6 @@ def test_runtimes_agree(name: str) -> None:
 
 def test_methods_without_a_private_step_are_known() -> None:
     assert {"fedavg", "fedprox", "fpl", "fedproc", "fednh", "fedproto_avg", "fedopt", "feddyn"} <= {*private_methods()}
-    assert not {"grace", "fedetf", "gpfl", "fedper_plus", "feddecorr", "pfedcspc", "scaffold"} & {*private_methods()}
+    assert not {"grace", "fedetf", "gpfl", "fedper_plus", "feddecorr", "pfedcspc", "fedpc"} & {*private_methods()}
     assert METHODS["fedavg"]().not_by_record == ""
     assert task_of().num_classes == 3

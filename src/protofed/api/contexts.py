@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Any, Generic, TypeVar, overload
 
 import torch
@@ -134,6 +135,11 @@ class ClientContext:
     @property
     def num_examples(self) -> Tensor:
         return torch.tensor(len(self.data))
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps its training of a round takes."""
+        return self.epochs * ceil(len(self.data) / self.batch_size)
 
     def initial_params(self) -> Params:
         """The weights that every client with these networks starts from."""

@@ -15,7 +15,8 @@ from torch import Tensor
 from protofed.api.requests import Objective
 from protofed.api.task import ClientId
 from protofed.data.batches import Batch
-from protofed.nn.networks import Model
+from protofed.nn.networks import Model, Networks
+from protofed.optim.optimizers import Optimizer
 from protofed.tree import Params, Tree, record
 
 T = TypeVar("T")
@@ -81,6 +82,10 @@ class PrivateClient(ABC):
     round: int
     num_rounds: int
     num_classes: int
+    num_steps: int
+    """How many steps its training of a round takes."""
+    optimizer: Optimizer
+    networks: Networks
 
     @property
     @abstractmethod

@@ -13,9 +13,13 @@ from protofed.cli.console import out, print_json, say
 from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS
 from protofed.printable import one_line
+from protofed.privacy.ledger import FOLDER, LEDGER, most_spent, read
+from protofed.privacy.settings import PrivacySettings
+from protofed.privacy.statement import facts, lines
 from protofed.reports.advice import remarks
 from protofed.reports.sites import NOTES, class_table, reported_round, site_results, site_table
 from protofed.runs.config.config_diff import flat
+from protofed.runs.config.schema import filled
 from protofed.runs.results import Round, Summed, parsed, summed
 from protofed.runs.store.folder import RunFolder
 
@@ -25,6 +29,7 @@ def show_results(folder: RunFolder, as_json: bool) -> None:
     evaluated = [r for r in rounds if r.is_evaluated]
     scores = summed(rounds, "last_five") if evaluated else None
     classes, shown = folder.read_classes(), reported_round(rounds)
+    private = privacy_in(folder)
     if as_json:
         print_json(
             {
@@ -33,6 +38,7 @@ def show_results(folder: RunFolder, as_json: bool) -> None:
                 "last_five": asdict(scores) if scores else {},
                 "sites": {"round": shown.round, "classes": classes, "of": _site_facts(shown, classes)} if shown else {},
                 "remarks": [remark.text for remark in remarks(rounds, classes)],
+                "privacy": facts(*private) if private else {},
                 "rounds": [asdict(r) for r in rounds],
                 "settings": settings_in(folder),
                 "environment": folder.read_environment(),
@@ -56,6 +62,8 @@ def show_results(folder: RunFolder, as_json: bool) -> None:
             '\nLocal training alone, for comparison: run the same file once more with name = "local" as the only line '
             "of [method]."
         )
+    for line in lines(*private) if private else ():
+        say(line)
     failures = sum(len(r.failures) for r in rounds)
     if failures:
         out.print(f"{failures} replies did not count; rounds.jsonl says which and why", style="yellow")
@@ -73,6 +81,12 @@ def show_settings(folder: RunFolder) -> None:
         say(f"command: {one_line(str(facts['command']))}")
     if versions:
         say(f"versions: {one_line(versions)}")
+
+
+def privacy_in(folder: RunFolder) -> tuple[PrivacySettings, float] | None:
+    """What a run promises under differential privacy, and Σ 1/m² of the client that has released most."""
+    settings = filled(PrivacySettings, _section(folder, "privacy"), "privacy")
+    return (settings, most_spent(read(folder.path / FOLDER / LEDGER))) if settings.is_on else None
 
 
 def settings_in(folder: RunFolder) -> dict[str, Any]:

@@ -43,6 +43,7 @@ def run(
     The run folder is named by the hash of the settings. A finished run is shown and not run again.
     """
     from protofed.cli.results import show_results
+    from protofed.privacy.statement import promise
     from protofed.reports import progress
     from protofed.runs.config import config as configuration
     from protofed.runs.resuming import refuse_other_run, refuse_run_of_other_runtime
@@ -60,6 +61,8 @@ def run(
     else:
         advice = f"resume with the same command and --resume ({folder.path})"
         console = err if as_json else out
+        if config.privacy.is_on:
+            console.print(promise(config.privacy), markup=False, highlight=False)
         with (
             stop_on_signal(advice, grace_period, console.is_terminal) as stop,
             progress.observer(console, lambda: stop.notice) as observer,

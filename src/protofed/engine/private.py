@@ -17,9 +17,9 @@ from protofed.api.method import Method, Step
 from protofed.api.private import BudgetSpent, NotPrivate, Terms, Unreleased
 from protofed.engine.around import Around
 from protofed.errors import RunFailed
-from protofed.privacy.account import epsilon_of, mu_of, multiplier
+from protofed.privacy.account import mu_of, multiplier
 from protofed.privacy.client import RecordLevel, gradient_calls
-from protofed.privacy.ledger import Entry, Ledger
+from protofed.privacy.ledger import LEDGER, Entry, Ledger, most_spent, read
 from protofed.privacy.outbox import Outbox
 from protofed.privacy.settings import PrivacySettings
 from protofed.runtimes.base import Answer, Failure, Job, Outcome, Reason, charged, spent_by
@@ -99,7 +99,7 @@ class Private:
 
     def keep_in(self, folder: Path) -> None:
         """From now on what is released is written down here. What is there already counts."""
-        self.ledger = Ledger(folder / "ledger.jsonl", self.ledger.entries)
+        self.ledger = Ledger(folder / LEDGER, self.ledger.entries)
         if self.settings.noise == "secret":
             self._outbox = Outbox(folder / "outbox")
 
@@ -128,9 +128,14 @@ class Private:
             self.budget,
         )
 
-    def epsilon(self) -> float:
-        """ε of the client that has released most, at the δ of the settings."""
-        return epsilon_of(self.ledger.most_spent() ** 0.5, self.settings.delta)
+    def show(self, folder: Path) -> None:
+        """Knows what was released in a run that is over, or that another process works on."""
+        self.ledger = Ledger(entries=read(folder / LEDGER))
+
+    @property
+    def most_spent(self) -> float:
+        """Σ 1/m² of the client that has released most."""
+        return most_spent(self.ledger.entries)
 
     # ---- clients' steps
 
@@ -212,9 +217,8 @@ def why_not_private(method: Method[Any, Any, Any, Any]) -> str:
     training the method replaces."""
     pairs = (("train", "train_privately"), ("trained", "trained_privately"))
     owners = [(_owner(method, plain), _owner(method, private)) for plain, private in pairs]
-    # guard: private-step-not-inherited-past-training
     is_own = all(issubclass(private, plain) for plain, private in owners if plain and private)
-    if owners[0][1] is Method or not is_own:
+    if owners[0][1] is Method or not is_own:  # guard: private-step-not-inherited-past-training
         return "has no private step"
     return f"has no private step: {method.not_by_record}" if method.not_by_record else ""
 

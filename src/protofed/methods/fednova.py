@@ -20,6 +20,7 @@ Departures:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -29,16 +30,20 @@ from torch import Tensor
 from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import NonNegative, SettingErrors
+from protofed.api.private import PrivateClient
+from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.control_variates import (
     OWN_GRADIENTS,
+    Trainer,
     effective_steps,
     needs_sgd,
     num_steps,
     rate_in_round,
     zeros,
 )
+from protofed.methods._shared.losses import cross_entropy
 from protofed.methods.families import Summands, Totals, Weights, WeightSharing, WeightUpload
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer
@@ -106,12 +111,30 @@ class FedNova(WeightSharing[WithVelocity, Weights, Nothing, NormalisedUpload]):
     def loss(self, model: Model, batch: Batch, message: Weights, memory: Nothing) -> Tensor:
         """The local objective: cross-entropy, and the proximal term if there is one."""
         loss = super().loss(model, batch, message, memory)
-        if not self.proximal_weight:
-            return loss
-        return loss + self.proximal_weight / 2 * tree.squared_distance(model.trainable, message.params)
+        return loss + self.penalty(model, message, memory) if self.proximal_weight else loss
+
+    def penalty(self, model: Model, message: Weights, memory: Nothing) -> Tensor:
+        """The proximal term."""
+        return self.proximal_weight / 2 * tree.squared_distance(model.trainable, message.params)
 
     async def train(self, client: ClientContext, message: Weights, memory: Nothing) -> Reply[NormalisedUpload, Nothing]:
         params = await self.trained(client, message, memory)
-        steps = effective_steps(client, "FedNova", self.proximal_weight)
-        numbers = (torch.tensor(number, dtype=torch.float64) for number in (steps, num_steps(client)))
-        return Reply(NormalisedUpload(params, client.num_examples, *numbers), memory)
+        return Reply(NormalisedUpload(params, client.num_examples, *self.steps(client)), memory)
+
+    async def train_privately(
+        self, client: PrivateClient, message: Weights, memory: Nothing
+    ) -> Reply[NormalisedUpload, Nothing]:
+        params = await self.trained_privately(client, message, memory)
+        steps = client.post(partial(self.steps, client))
+        return Reply(NormalisedUpload(params, client.num_examples, *steps), memory)
+
+    async def trained_privately(self, client: PrivateClient, message: Weights, memory: Nothing) -> Params:
+        penalty = self.penalty if self.proximal_weight else None
+        context = (message, memory)
+        return await client.fit(Objective(cross_entropy), params=message.params, context=context, penalty=penalty)
+
+    def steps(self, client: Trainer) -> tuple[Tensor, Tensor]:
+        """‖a‖₁ and τ, which follow from the client's number of examples."""
+        numbers = effective_steps(client, "FedNova", self.proximal_weight), num_steps(client)
+        effective, taken = (torch.tensor(number, dtype=torch.float64) for number in numbers)
+        return effective, taken

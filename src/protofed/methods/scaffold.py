@@ -16,16 +16,20 @@ Departures:
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Positive, SettingErrors
+from protofed.api.private import PrivateClient
+from protofed.api.requests import Objective
 from protofed.api.task import TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.control_variates import (
     OWN_GRADIENTS,
+    Trainer,
     added,
     inner_product,
     mean_gradient,
@@ -89,12 +93,33 @@ class Scaffold(PublicWeights[Controlled, ControlVariate, ControlledUpload]):
     ) -> Reply[ControlledUpload, ControlVariate]:
         """cᵢ⁺ ← cᵢ − c + (x − yᵢ) / (K η_l), option II of the paper."""
         params = await self.trained(client, message, memory)
+        change, control = self.changed(client, params, message, memory)
+        return Reply(ControlledUpload(params, client.num_examples, change), control)
+
+    async def train_privately(
+        self, client: PrivateClient, message: Controlled, memory: ControlVariate
+    ) -> Reply[ControlledUpload, ControlVariate]:
+        params = await self.trained_privately(client, message, memory)
+        change, control = client.post(partial(self.changed, client), params, message, memory)
+        return Reply(ControlledUpload(params, client.num_examples, change), control)
+
+    def changed(
+        self, client: Trainer, params: Params, message: Controlled, memory: ControlVariate
+    ) -> tuple[Params, ControlVariate]:
+        """cᵢ⁺ − cᵢ and cᵢ⁺."""
         gradient = mean_gradient(client, message.params, params, "SCAFFOLD")
         change = {name: gradient[name] - c for name, c in message.control.items()}
-        upload = ControlledUpload(params, client.num_examples, change)
-        return Reply(upload, ControlVariate(added(memory.control, change)))
+        return change, ControlVariate(added(memory.control, change))
+
+    async def trained_privately(self, client: PrivateClient, message: Controlled, memory: ControlVariate) -> Params:
+        context = (message, memory)
+        return await client.fit(Objective(cross_entropy), params=message.params, context=context, penalty=self.penalty)
 
     def loss(self, model: Model, batch: Batch, message: Controlled, memory: ControlVariate) -> Tensor:
-        """Cross-entropy and a linear term, whose gradient is the correction c − cᵢ."""
+        """Cross-entropy and the correction."""
+        return cross_entropy(model, batch) + self.penalty(model, message, memory)
+
+    def penalty(self, model: Model, message: Controlled, memory: ControlVariate) -> Tensor:
+        """A linear term, whose gradient is the correction c − cᵢ."""
         correction = {name: message.control[name] - c_i for name, c_i in memory.control.items()}
-        return cross_entropy(model, batch) + inner_product(correction, model.params)
+        return inner_product(correction, model.params)

@@ -72,6 +72,7 @@ class RecordLevel(PrivateClient):
         self._released: dict[int, Tensor] = {}
         self.id, self.round = client.id, client.round
         self.num_rounds, self.num_classes = client.num_rounds, client.num_classes
+        self.num_steps, self.optimizer, self.networks = client.num_steps, client.optimizer, client.networks
         self._know(*known)
 
     # ---- what is known

@@ -15,6 +15,10 @@ from typing import Any
 from protofed.api.task import ClientId
 from protofed.errors import RunFailed
 
+FOLDER = "privacy"
+"""Where a run's folder has it."""
+LEDGER = "ledger.jsonl"
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -45,7 +49,8 @@ class Ledger:
         self._path = path
         self._entries: dict[Entry, None] = {}
         if path is not None and path.exists():
-            self._entries = dict.fromkeys(_read(path))
+            self._entries = dict.fromkeys(read(path))
+            _cut(path)
         self.write([entry for entry in entries if entry not in self._entries])
 
     @property
@@ -55,10 +60,6 @@ class Ledger:
     def spent(self, client: ClientId) -> float:
         """Σ 1/m² of a client: its μ² so far."""
         return fsum(entry.cost for entry in self._entries if entry.client == client)
-
-    def most_spent(self) -> float:
-        """Of the client that has spent most."""
-        return max(map(self.spent, {entry.client for entry in self._entries}), default=0.0)
 
     def write(self, entries: Iterable[Entry]) -> None:
         """Adds lines; they are on the disk when this returns. What is there already is the same release."""
@@ -87,13 +88,27 @@ def _append(path: Path, data: bytes) -> None:
             os.close(folder)
 
 
-def _read(path: Path) -> list[Entry]:
-    """A last line without an end was being written when the process was killed: what it is about was not sent."""
+def read(path: Path) -> list[Entry]:
+    """The lines of a ledger; none if there is none. A last line without an end is being written, or was when the
+    process was killed: what it is about was not sent."""
+    data = path.read_bytes() if path.exists() else b""
+    lines = data[: data.rfind(b"\n") + 1].decode(errors="replace").splitlines()
+    return [_entry(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)]
+
+
+def _cut(path: Path) -> None:
+    """Takes away a last line without an end, so that the next one has its own."""
     data = path.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    return [_entry(line, f"{path}, line {i}") for i, line in enumerate(whole.decode().splitlines(), 1)]
+    if not data.endswith(b"\n"):
+        os.truncate(path, data.rfind(b"\n") + 1)  # guard: torn-line-cut-off
+
+
+def most_spent(entries: Iterable[Entry]) -> float:
+    """Σ 1/m² of the client that has released most."""
+    costs: dict[ClientId, list[float]] = {}
+    for entry in entries:
+        costs.setdefault(entry.client, []).append(entry.cost)
+    return max(map(fsum, costs.values()), default=0.0)
 
 
 def _entry(line: str, where: str) -> Entry:

@@ -95,7 +95,8 @@ class Query:
         if not (is_finite := lengths.isfinite()).all():
             rows = torch.where(is_finite.reshape(-1, *[1] * (rows.dim() - 1)), rows, 0.0)
         factor = (self.most * BELOW_ONE / lengths.nan_to_num(1.0).clamp(min=1e-300)).clamp(max=1) / self.grid
-        return (rows * factor.reshape(-1, *[1] * (rows.dim() - 1))).round_()  # guard: each-record-clipped
+        clipped: Tensor = rows * factor.reshape(-1, *[1] * (rows.dim() - 1))  # guard: each-record-clipped
+        return clipped.round_()
 
     def released(self, total: Tensor, noise: Noise) -> Tensor:
         """The sum, of clipped vectors in grids, with noise for every number of it, in its own unit and shape."""

@@ -13,6 +13,7 @@ from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.models.loading import LoadedModel, is_model, load_model
 from protofed.models.outline import task_without_data
+from protofed.privacy.ledger import FOLDER
 from protofed.runs.config.config import NO_IMPORTS, Config, parse
 from protofed.runs.config.recording import named_table, task_table
 from protofed.runs.config.renames import refuse_run_of_old_version
@@ -73,6 +74,8 @@ class SavedRun:
         identity = self.config.identity if federation.task.has_data and not self.has_own_objects else None
         saved = checkpoint.load_round(self.folder.checkpoints, number, federation, identity)
         rounds = tuple(r for r in self.rounds if r.round <= number)
+        if federation.private is not None:
+            federation.private.show(self.folder.path / FOLDER)
         return Result(federation, saved.state, rounds, self.config, self.folder.path)
 
 

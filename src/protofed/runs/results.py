@@ -23,6 +23,7 @@ from protofed.metrics.registry import METRICS
 from protofed.models.module import TrainedModel
 from protofed.models.taking import client_model, public_model
 from protofed.nn.networks import Model
+from protofed.privacy import statement
 from protofed.runs import results_views
 from protofed.runtimes.device import moved
 
@@ -175,6 +176,13 @@ class Result:
     def is_complete(self) -> bool:
         is_stopped_early = bool(self.rounds and self.rounds[-1].stopped)
         return is_stopped_early or self.state.round == self.federation.training.rounds
+
+    @property
+    def privacy(self) -> dict[str, object]:
+        """What was promised under differential privacy, what was released of it, and what is not covered; empty without
+        it."""
+        private = self.federation.private
+        return {} if private is None else statement.facts(private.settings, private.most_spent)
 
     def module(self, client: ClientId | None = None) -> TrainedModel:
         """The model that this client would use now, or without a client the public one, as a plain `nn.Module`: from

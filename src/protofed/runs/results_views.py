@@ -16,6 +16,7 @@ from protofed.errors import BadInput
 from protofed.metrics.registry import METRICS
 from protofed.models.module import TrainedModel
 from protofed.printable import one_line
+from protofed.privacy import statement
 
 if TYPE_CHECKING:
     import pandas
@@ -34,6 +35,8 @@ def summary(result: "Result") -> str:
         f"{method} on {one_line(federation.task.name)}: {result.state.round} of {federation.training.rounds} rounds, "
         f"{sites} client{'s' * (sites != 1)}"
     ]
+    if federation.private is not None:
+        lines += statement.lines(federation.private.settings, federation.private.most_spent)
     if not rounds:
         return "\n".join([*lines, "no round was evaluated"])
     last = rounds[-1]

@@ -16,6 +16,8 @@ from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import Scores, evaluate, validation_scores
 from protofed.models.formats import outline_of
 from protofed.one_run import only_run
+from protofed.privacy.ledger import FOLDER
+from protofed.privacy.statement import promise
 from protofed.runs.config.config_diff import refuse_changes, refuse_other_runtime
 from protofed.runs.config.renames import refuse_run_of_old_version
 from protofed.runs.observers import Callback, LoggingSettings, Observer, observer_of
@@ -116,7 +118,7 @@ class _Run:
         if folder is not None and is_here:
             self.federation.runtime.store = saved_store(folder.checkpoints, self.federation)
         if folder is not None and self.federation.private is not None:
-            self.federation.private.keep_in(folder.path / "privacy")
+            self.federation.private.keep_in(folder.path / FOLDER)
         self.observer = observer
         self.rounds: list[Round] = []
         self.lines: list[str] = []
@@ -139,6 +141,8 @@ class _Run:
 
     def _rounds(self, resume: bool, should_stop: Callable[[], bool]) -> State:
         state = self._first_state(resume)
+        if self.federation.private is not None:
+            log.info(promise(self.federation.private.settings))
         self.observer.begin(self.federation, state.round)
         while not self._is_over(state) and not should_stop():
             state = self._one_round(state, should_stop)

@@ -1,13 +1,12 @@
 """Estimates of gradients and of drift from the weights that a client received and those that it trained."""
 
-from math import ceil
-
 import torch
 from torch import Tensor
 
 from protofed import tree
 from protofed.api.contexts import ClientContext
 from protofed.api.method import SettingErrors
+from protofed.api.private import PrivateClient
 from protofed.errors import BadInput
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Optimizer, Sgd
@@ -19,6 +18,10 @@ OWN_GRADIENTS = (
 )
 
 
+Trainer = ClientContext | PrivateClient
+"""What says how a client trains."""
+
+
 def needs_sgd(method: str, optimizer: Optimizer) -> SettingErrors:
     """The error for any other optimiser: only with SGD is an update a sum of gradients in known proportions."""
     if not isinstance(optimizer, Sgd):
@@ -26,7 +29,7 @@ def needs_sgd(method: str, optimizer: Optimizer) -> SettingErrors:
         yield "training.optimizer.name", f"{method} is defined for clients that train with sgd, not {kind}: take sgd"
 
 
-def effective_steps(client: ClientContext, method: str, proximal_weight: float = 0.0) -> float:
+def effective_steps(client: Trainer, method: str, proximal_weight: float = 0.0) -> float:
     """‖a‖₁, the effective number of local steps: how often gradients are added up in a client's update.
 
     With momentum ρ a gradient that is followed by k − 1 others is added 1 + ρ + … + ρᵏ⁻¹ times. A proximal term takes
@@ -50,9 +53,9 @@ def _left_of_a_gradient(sgd: Sgd, pull: float, steps: int) -> list[float]:
     return found
 
 
-def num_steps(client: ClientContext) -> int:
+def num_steps(client: Trainer) -> int:
     """τ, how many steps a client takes in a round."""
-    return client.epochs * ceil(len(client.data) / client.batch_size)
+    return client.num_steps
 
 
 def rate_in_round(optimizer: Optimizer, round: int, method: str) -> float:
@@ -60,7 +63,7 @@ def rate_in_round(optimizer: Optimizer, round: int, method: str) -> float:
     return _sgd(optimizer, method).for_round(round).lr
 
 
-def mean_gradient(client: ClientContext, start: Params, end: Params, method: str) -> Params:
+def mean_gradient(client: Trainer, start: Params, end: Params, method: str) -> Params:
     """The mean of the gradients that led a client from `start` to `end`."""
     scale = rate_in_round(client.optimizer, client.round, method) * effective_steps(client, method)
     return {name: (start[name] - end[name]) / scale for name in client.networks.trainable}

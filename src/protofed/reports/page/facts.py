@@ -8,9 +8,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 from protofed.metrics.registry import METRICS
+from protofed.privacy.settings import PrivacySettings
+from protofed.privacy.statement import promise
 from protofed.reports.analysis.drawing import COMPARED, SEED, labels
 from protofed.reports.page.series import Budget, client_means, rounded, series
 from protofed.reports.tables import Numbers, Row, half_width, headline_of, metric, paired_differences
+from protofed.runs.config.schema import field_names, filled
 from protofed.runs.listing import ListedRun, Listing
 from protofed.runs.results import summed
 from protofed.version import __version__
@@ -175,8 +178,18 @@ def _run_facts(run: ListedRun, headline: str, keys: Sequence[str], budget: Budge
         "failures": [[number, client, _text(why)] for number, client, why in failures[:MAX_FAILURES]],
         "num_failures": len(failures),
         "settings": [_text(run.settings[key]) if key in run.settings else None for key in keys],
-        "environment": {_text(key): _text(value) for key, value in run.environment.items()},
+        "environment": {_text(key): _text(value) for key, value in {**run.environment, **_privacy(run)}.items()},
     }
+
+
+def _privacy(run: ListedRun) -> dict[str, str]:
+    own = {
+        name: run.settings[f"privacy.{name}"]
+        for name in field_names(PrivacySettings)
+        if f"privacy.{name}" in run.settings
+    }
+    settings = filled(PrivacySettings, own, "privacy")
+    return {"differential privacy": promise(settings)} if settings.is_on else {}
 
 
 def _moved(traffic: Mapping[str, Mapping[str, int]]) -> int:
