@@ -189,6 +189,32 @@ def test_numbers_of_examples_are_not_in_the_sum() -> None:
     assert abs(float(seen[0])) < 2
 
 
+def test_the_text_of_an_error_is_not_told() -> None:
+    class Broken(METHODS["fedavg"]):  # type: ignore[misc]
+        async def train(self, client: Any, message: Any, memory: Any) -> Any:
+            if client.id == "c3":
+                raise ValueError("the age is 42")
+            return await super().train(client, message, memory)
+
+    state = after_one(noised(Broken(), secure=unmasked()))
+    [failure] = state.failures
+    assert failure.client == "c3"
+    assert "42" not in failure.detail
+    plain = dataclasses.replace(noised(Broken(), secure=unmasked()), private=None)
+    assert "the age is 42" in after_one(plain).failures[0].detail
+
+
+def test_gradients_of_clients_can_be_hidden_too() -> None:
+    """fedsgd at client level: the mean over clients of their clipped mean gradients, and noise."""
+    of = noised(METHODS["fedsgd"](server_lr=1.0), secure=unmasked())
+    before = of.start()
+    after = of.advance(before)
+    step = torch.cat([(leaf - after.server.params[n]).flatten() for n, leaf in before.server.params.items()])
+    assert of.noised_sums is not None
+    noise = of.noised_sums.multiplier * sqrt(CLIENTS / 7) / CLIENTS * sqrt(len(step))
+    assert 0.5 * noise < step.norm() < 1 + 1.5 * noise
+
+
 # ---- records
 
 
@@ -327,6 +353,8 @@ def test_the_sections_of_a_file() -> None:
     found = config.parse(tomllib.loads(f"{text}\n[secure]\nsums = true\ncolluders = 2"), "a test")
     assert found.privacy.level == "client"
     assert found.secure.colluders == 2
+    fewer = config.parse(tomllib.loads(f"{text}\n[secure]\nsums = true\ncolluders = 1"), "a test")
+    assert fewer.identity != found.identity, "shares of noise are others"
 
 
 def test_a_network_with_batch_norm_is_refused() -> None:

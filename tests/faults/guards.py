@@ -1869,6 +1869,12 @@ GUARDS = (
         swap=('self.clustering == "sums" or self.is_global', "True"),
     ),
     Guard(
+        id="no-text-of-errors",
+        what="noised sums: what an error says, which may hold values of examples, stays at the client",
+        tests="tests/engine/test_noised_sums.py -k text_of_an_error",
+        new="raise",
+    ),
+    Guard(
         id="clients-clipped",
         what="client-level privacy: what a client changes is clipped as a whole",
         tests="tests/privacy/test_shares.py -k no_more_than",

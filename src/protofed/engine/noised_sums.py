@@ -143,7 +143,8 @@ class NoisedSums:
         private = of.private
         assert private is not None
         message = method.message_for(of.initial_server, of.ids[0])
-        size = len(flat(method.summand(method.unchanged(message), message)))
+        like = method.upload_spec(of.initial_server, of.server_context(0, "round"))
+        size = len(flat(method.summand(like, message)))
         needed, count = ceil(self.multiplier * sqrt(size)), len(of.sampled(0))
         if needed > count and not private.settings.allow_useless:  # guard: useless-noise-refused
             yield (

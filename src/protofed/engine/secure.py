@@ -144,7 +144,7 @@ class SecureClients(RoundClients):
             raise RoundAbandoned(f"{self._where}: the sum is not one of what clients may add: masks were left in it.")
         decoded = adds.point.decoded(total)
         if adds.unchanged is not None:
-            decoded = decoded + len(survivors) * adds.reference(message)
+            decoded = decoded + len(survivors) * adds.reference(like, message)
         totals = totals_of(decoded, summands)
         self._check_weights(totals, survivors, adds.point)
         return totals

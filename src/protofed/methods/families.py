@@ -95,9 +95,10 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
         """What a client of so many examples counts where not all count 1: everybody can know it."""
         return 1.0
 
-    def unchanged(self, message: api.Message) -> api.Upload:
-        """What a client sends that has learnt nothing: under client-level differential privacy clients add how they
-        differ from it. It holds for a class that replaces neither `summand` nor `upload_spec`."""
+    def unchanged(self, upload: api.Upload, message: api.Message) -> api.Upload:
+        """What a client sends in the place of an upload like this if it has learnt nothing. Under client-level
+        differential privacy clients add how they differ from it. It holds for a class that replaces neither `summand`
+        nor `upload_spec`."""
         raise NotImplementedError
 
     @abstractmethod
@@ -193,7 +194,7 @@ class PlainSharing(WeightSharing[State, Weights, Memory, WeightUpload]):
     def upload_spec(self, state: State, server: ServerContext) -> WeightUpload:
         return WeightUpload(state.params, torch.tensor(0))
 
-    def unchanged(self, message: Weights) -> WeightUpload:
+    def unchanged(self, upload: WeightUpload, message: Weights) -> WeightUpload:
         return WeightUpload(message.params, torch.tensor(0))
 
     async def train(self, client: ClientContext, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:

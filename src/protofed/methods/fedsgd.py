@@ -91,8 +91,8 @@ class FedSGD(Averages, SumMethod[Moving, Weights, OwnWeights, GradientUpload]):
             gradient = {name: leaf / len(client.data) for name, leaf in gradient.items()}
         return Reply(GradientUpload(gradient, statistics, client.num_examples), OwnWeights(message.params))
 
-    def unchanged(self, message: Weights) -> GradientUpload:
-        return GradientUpload(tree.map(torch.zeros_like, message.params), {}, torch.tensor(0))
+    def unchanged(self, upload: GradientUpload, message: Weights) -> GradientUpload:
+        return tree.map(torch.zeros_like, upload)
 
     def summand(self, upload: GradientUpload, message: Weights) -> Summands:
         weight = self.weight_of(upload.num_examples)

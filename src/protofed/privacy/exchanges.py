@@ -1,6 +1,7 @@
 """What goes to and fro in a secure sum, as records, and the steps in which clients answer."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, R
 from protofed.privacy.vault import Aborted, Vault
 from protofed.transforms.by_class import too_few, with_paths, withheld
 from protofed.tree import Tree, named_leaves, record
+
+log = logging.getLogger(__name__)
 
 
 @record
@@ -167,7 +170,7 @@ class Add:
     """A client adds nothing of a class of which it has fewer examples."""
     share: NoiseShare | None = None
     """The noise that a client adds under differential privacy."""
-    unchanged: Callable[[Any], Tree] | None = None
+    unchanged: Callable[[Any, Any], Tree] | None = None
     """What a client sends that has learnt nothing from a message: clients add how they differ from it."""
 
     async def __call__(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[MaskedUpload, Tree]:
@@ -177,7 +180,7 @@ class Add:
     async def added(self, client: ClientContext, message: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         # The loss of its training stays with the client: it would be told beside the sum.
         clips = None if self.share is None or self.share.whole_client else Clipping(self.share)
-        reply = await self.step(replace(client, main=MainTraining(), clips=clips), message, memory)
+        reply = await self._stepped(replace(client, main=MainTraining(), clips=clips), message, memory)
         upload = reply.upload if self.unchanged is None else uncounted(reply.upload)
         if self.min_class_count:
             few = too_few(client.data.labels, client.num_classes, self.min_class_count)
@@ -187,15 +190,24 @@ class Add:
         numbers = flat(summands)
         if self.share is not None:
             values = ~weight_places(summands)
-            numbers = numbers - self.reference(message) if self.unchanged is not None else numbers
+            numbers = numbers if self.unchanged is None else numbers - self.reference(upload, message)
             numbers[values] = self.share.added(numbers[values], client.step_seed)  # guard: sums-with-noise
-            numbers[~values] = flat(summands)[~values]
         return self.point.encoded(numbers), reply.memory
 
-    def reference(self, message: Tree) -> Tensor:
+    async def _stepped(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[Any, Tree]:
+        """The step. Where it has to be private, the text of an error, which may hold values, stays here."""
+        try:
+            return await self.step(client, message, memory)
+        except Exception as error:
+            if self.share is None or isinstance(error, Aborted):
+                raise
+            log.debug("the step of client %s failed", client.id, exc_info=error)
+            raise Aborted("the step failed; the log at level DEBUG says why") from None  # guard: no-text-of-errors
+
+    def reference(self, upload: Tree, message: Tree) -> Tensor:
         """What a client adds that has learnt nothing, (P,), with 0 in the place of weights."""
         assert self.unchanged is not None
-        summands = self.summand(self.unchanged(message), message)
+        summands = self.summand(self.unchanged(upload, message), message)
         return flat(summands) * ~weight_places(summands)
 
     def _check_weights(self, summands: Summands, public: float) -> None:
