@@ -68,6 +68,12 @@ def test_a_run_spends_what_was_promised_and_no_more(optimizer: Any, calls: int) 
     assert epsilon_of(of.private.most_spent**0.5, 1e-6) == pytest.approx(8.0)
 
 
+def test_a_step_that_also_judges_its_model_is_charged() -> None:
+    of = private(rounds=1)
+    of.advance(of.start(), evaluates=True)
+    assert len(spent(of)) == 1
+
+
 def test_prototypes_have_their_share() -> None:
     of = private("fpl", rounds=5, privacy=PrivacySettings("record", epsilon=8.0, releases=2, prototype_share=0.3))
     ended(of)

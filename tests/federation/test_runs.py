@@ -285,7 +285,7 @@ def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
         prepared(InProcess({}), config, "r1")
     keys = ("training.deadline", "training.on_divergence", "evaluation.global_models", "runtime.threads", "secure.sums")
-    for key in (*keys, "privacy.level"):
+    for key in (*keys, "sites keep no ledger of their own"):
         assert key in str(refused.value)
 
 

@@ -152,11 +152,12 @@ class Job:
             raise TypeError(f"a step ends with a Reply, not with {type(reply).__name__}")
         upload, loss = self.encode(reply.upload, self.context.data), self.context.main.loss
         told = None if loss is None else torch.tensor(loss, dtype=torch.float64, device="cpu")
+        spent = spent_by(self.context.charges)
         if not self.evaluates:
-            return Reply(upload, reply.memory, told, spent_by(self.context.charges))
+            return Reply(upload, reply.memory, told, spent)
         params = self.method.trained_weights(reply.upload, reply.memory)
         evaluation = await self.method.evaluate(self.context, params, self.message, reply.memory)
-        return Reply(Evaluated(upload, evaluation), reply.memory, told)
+        return Reply(Evaluated(upload, evaluation), reply.memory, told, spent)
 
     def finished(self, reply: Reply[Any, Any], before: Tree, store: ClientStore) -> "Answer | Failure":
         """What the server is given: the upload, and a receipt of what the client keeps."""
