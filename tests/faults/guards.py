@@ -1866,7 +1866,7 @@ GUARDS = (
         id="sum-form-is-true",
         what="secure sums: a method whose server reads single uploads does not pass for one that reads sums",
         tests="tests/methods/test_sum_form.py -k fpl",
-        swap=('self.clustering == "sums" or self.is_global', "True"),
+        swap=("not self.clusters_prototypes", "True"),
     ),
     Guard(
         id="no-text-of-errors",

@@ -105,7 +105,11 @@ class FPL(PrototypeSharing[Targets]):
     @property
     def sums(self) -> bool:
         """FINCH reads single clients' prototypes; global prototypes are means over clients."""
-        return self.clustering == "sums" or self.is_global  # guard: sum-form-is-true
+        return not self.clusters_prototypes  # guard: sum-form-is-true
+
+    @property
+    def clusters_prototypes(self) -> bool:
+        return self.clustering == "finch" and not self.is_global
 
     @property
     def is_global(self) -> bool:
@@ -119,7 +123,7 @@ class FPL(PrototypeSharing[Targets]):
     def aggregate(
         self, state: WeightsAndPrototypes[Targets], uploads: Uploads[PrototypeUpload], server: ServerContext
     ) -> WeightsAndPrototypes[Targets]:
-        if self.sums:
+        if not self.clusters_prototypes:
             return super().aggregate(state, uploads, server)
         mean, sent = Mean(), []
         for _, upload in uploads:
