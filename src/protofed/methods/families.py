@@ -1,7 +1,6 @@
 """Partial implementations that methods share: clients that share weights, and those that share prototypes too."""
 
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Generic, TypeVar
@@ -13,11 +12,10 @@ from protofed import tree
 from protofed.api import method as api
 from protofed.api import roles
 from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Method, MethodWeighting, Step, Uploads
+from protofed.api.method import Clients, Method, MethodWeighting, Uploads
 from protofed.api.private import PrivateClient
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
-from protofed.api.sums import Summand as Summand
 from protofed.api.sums import Summands as Summands
 from protofed.api.sums import Totals as Totals
 from protofed.api.sums import folded
@@ -116,21 +114,8 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
         if clients.summing is None:
             return super().round(state, clients)
         like = self.upload_spec(state, clients.server)
-        totals = sums_over(clients, self.train, partial(self.message_for, state), like, self.summand)
+        totals = clients.summing.summed(self.train, partial(self.message_for, state), like, self.summand)
         return self.from_sum(state, totals, clients.server)
-
-
-def sums_over(
-    clients: Clients,
-    step: Step[Any, Any, Any],
-    message_for: Callable[[ClientId], Tree],
-    like: Tree,
-    summand: Summand,
-) -> Totals:
-    """What the server learns in an exchange of its own, from which it needs no more than sums over clients."""
-    if clients.summing is not None:
-        return clients.summing.summed(step, message_for, like, summand)
-    return folded(clients.run(step, message_for, like), message_for, summand)
 
 
 def in_sum_form(method: Method[Any, Any, Any, Any]) -> SumMethod[Any, Any, Any, Any]:

@@ -37,7 +37,8 @@ from protofed.api.views import Points
 from protofed.methods._shared.cluster_models import BetweenClusters, Description, for_everyone, mean_by_size
 from protofed.methods._shared.mixing import entry, stacked
 from protofed.methods._shared.models import CLASSIFIER
-from protofed.methods.families import OwnWeights, Summands, SumMethod, Totals, sums_over
+from protofed.methods._shared.sums import sums_over
+from protofed.methods.families import OwnWeights, Summands, SumMethod, Totals
 from protofed.nn.networks import matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes

@@ -36,7 +36,8 @@ from protofed.api.roles import Count
 from protofed.api.task import ClientId
 from protofed.api.views import Points
 from protofed.data.batches import Batch
-from protofed.methods.families import PrototypeSharing, PrototypeUpload, Summands, WeightsAndPrototypes, sums_over
+from protofed.methods._shared.sums import sums_over
+from protofed.methods.families import PrototypeSharing, PrototypeUpload, Summands, WeightsAndPrototypes
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
 from protofed.prototypes.contrast import cluster_contrast, pull
