@@ -311,6 +311,10 @@ def test_useless_noise_is_refused_with_the_number_of_clients_that_it_takes() -> 
         ({"method": METHODS["fpl"](clustering="sums")}, ("privacy.level", "method.name")),
         ({"secure": SecureSettings(sums=True, colluders=7)}, ("secure.colluders", "secure.threshold")),
         ({"privacy": PrivacySettings("record", epsilon=8.0)}, ('privacy.level = "record"', "secure.sums")),
+        (
+            {"privacy": dataclasses.replace(USELESS, noise="secret"), "secure": unmasked()},
+            ("privacy.noise", "secure.masks"),
+        ),
         ({"method": "fedsgd", "privacy": RECORD}, ('privacy.level = "record"', "training.weighting")),
         ({"privacy": dataclasses.replace(USELESS, clip_client=1e-6)}, ("privacy", "narrow")),
     ],
