@@ -115,8 +115,8 @@ class NoisedSums:
         assert of.secure is not None
         if self.share.kind == "secret" and not of.secure.settings.masks:  # guard: secret-noise-under-masks
             yield (
-                'privacy.noise = "secret" and secure.masks = false: the server would see what each client adds with one '
-                "share of the noise alone; set secure.masks to true"
+                'privacy.noise = "secret" and secure.masks = false: the server would see what each client adds with '
+                "one share of the noise alone; set secure.masks to true"
             )
         if method.has_more_exchanges:
             yield f"privacy.level and method.name: {name} takes several sums in a round, and one is accounted for"
