@@ -350,6 +350,7 @@ def test_every_reason_that_a_message_can_be_refused_for_is_tried() -> None:
     troubles = {Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.LATE}
     troubles |= {Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE}  # see tests/federation
     troubles |= {Reason.CHANGED_SHARED}  # see test_hostile_clients.py
+    troubles |= {Reason.UNRELEASED, Reason.BUDGET_SPENT}  # see tests/privacy and tests/engine/test_private.py
     troubles |= {Reason.NEGATIVE_VARIANCE}  # these networks have none; see test_upload_validation.py
     troubles |= {Reason.BELOW_MIN_COUNT, Reason.PROTO_TOO_LARGE, Reason.UPDATE_TOO_LARGE}  # see test_reach.py
     tried = {reason for _, reason in (*FAULTS.values(), *OBJECTS.values())} | {Reason.TOO_LARGE}  # see V8
