@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from protofed.methods.fedopt import FedOPT
     from protofed.methods.fedpac import FedPAC
     from protofed.methods.fedpc import FedPC
+    from protofed.methods.fedpc_sums import FedPCSums
     from protofed.methods.fedpcl import FedPCL
     from protofed.methods.fedper import FedPer
     from protofed.methods.fedper_plus import FedPerPlus
@@ -105,6 +106,7 @@ if TYPE_CHECKING:
     from protofed.methods.fedrep import FedRep
     from protofed.methods.fedrod import FedROD
     from protofed.methods.fedseproto import FedSeProto
+    from protofed.methods.fedsgd import FedSGD
     from protofed.methods.fedsoup import FedSoup
     from protofed.methods.fedsr import FedSR
     from protofed.methods.fedtgp import FedTGP
@@ -179,6 +181,7 @@ _METHODS = {
     "FedPAC": "protofed.methods.fedpac",
     "FedPC": "protofed.methods.fedpc",
     "FedPCL": "protofed.methods.fedpcl",
+    "FedPCSums": "protofed.methods.fedpc_sums",
     "FedPLVM": "protofed.methods.fedplvm",
     "FedPer": "protofed.methods.fedper",
     "FedPerPlus": "protofed.methods.fedper_plus",
@@ -188,6 +191,7 @@ _METHODS = {
     "FedProx": "protofed.methods.fedprox",
     "FedROD": "protofed.methods.fedrod",
     "FedRep": "protofed.methods.fedrep",
+    "FedSGD": "protofed.methods.fedsgd",
     "FedSR": "protofed.methods.fedsr",
     "FedSeProto": "protofed.methods.fedseproto",
     "FedSoup": "protofed.methods.fedsoup",
@@ -256,6 +260,7 @@ __all__ = [
     "FedPAC",
     "FedPC",
     "FedPCL",
+    "FedPCSums",
     "FedPLVM",
     "FedPer",
     "FedPerPlus",
@@ -265,6 +270,7 @@ __all__ = [
     "FedProx",
     "FedROD",
     "FedRep",
+    "FedSGD",
     "FedSR",
     "FedSeProto",
     "FedSoup",

@@ -30,6 +30,7 @@ TASK = small_task({f"c{k:02d}": [k % 4, 1, 2, 3, 0, 1, k % 3][: 4 + k % 4] for k
 GLOBAL = {"contrast_with": "global", "consistent_with": "global"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fpl, global": GLOBAL,
+    "fpl, by sums": {"clustering": "sums", "lloyd_steps": 2},
     "fedmd": {"alignment_size": 8, "first_epochs": 1},
     "ccvr": {"samples": 5, "epochs": 1},
     "fedavg_ft": {"fine_tuning_epochs": 1},
@@ -48,15 +49,16 @@ GONE = ("c01", "c04", "c07")
 
 
 class Dropping(Sequential):
-    """A runtime in which some clients do not answer in one kind of exchange."""
+    """A runtime in which some clients do not answer in one kind of exchange, after so many calls of a phase."""
 
-    def __init__(self, gone: tuple[str, ...] = (), kind: str = "") -> None:
+    def __init__(self, gone: tuple[str, ...] = (), kind: str = "", after: int = 0) -> None:
         super().__init__()
-        self.gone, self.kind = gone, kind
+        self.gone, self.kind, self.after = gone, kind, after
 
     def run(self, jobs: Any) -> Iterator[Outcome]:
         for job in jobs:
-            if job.client in self.gone and type(job.step).__name__ == self.kind:
+            is_told = type(job.step).__name__ == self.kind and job.ticket.call > self.after
+            if job.client in self.gone and is_told:
                 yield job.client, Failure(job.client, Reason.CLIENT_ERROR, "told to")
             else:
                 yield from super().run([self.told(job)])
@@ -79,10 +81,11 @@ def whole(state: State) -> dict[str, Any]:
 
 
 def check(case: str, exchange: int, count: int) -> None:
-    """Those that drop out before adding are not in the sum, and those that drop out after it are."""
+    """Those that drop out before adding are not in the sum, and those that drop out after it are, but in no other one
+    of the same phase."""
     gone = GONE[:count]
     masked = end_of(secure(method_of(case), Dropping(gone, STEPS[exchange])))
-    plain = end_of(secure(method_of(case), Dropping(() if exchange == 4 else gone, "Add"), masks=False))
+    plain = end_of(secure(method_of(case), Dropping(gone, "Add", after=int(exchange == 4)), masks=False))
     assert_same(whole(masked), whole(plain), f"{case} with {count} gone in exchange {exchange}")
 
 

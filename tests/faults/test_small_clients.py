@@ -95,7 +95,8 @@ def test_a_client_of_one_class_trains_a_hundred_steps_and_stays_finite(
     # Six examples in batches of eight: each epoch is one step.
     of = federation(METHODS[name](), ONE_CLASS, epochs=100, optimizer=optimizer)
     reply = reply_of(of, after_one_round(name), "bob")
-    assert len(optimizer.steps) >= 100 or name == "pfedme"  # which descends with an optimiser of its own
+    # pFedMe descends with an optimiser of its own, and FedSGD's clients do not descend at all.
+    assert len(optimizer.steps) >= 100 or name in ("pfedme", "fedsgd")
     assert_finite(reply, "what a client of one class replies and keeps")
 
 

@@ -39,10 +39,11 @@ from protofed.api.method import Method
 from protofed.api.requests import Request
 from protofed.data.batches import Batch
 from protofed.engine.state import State
+from protofed.methods._shared.cluster_models import Distance, global_prototypes, prototype_distance
 from protofed.methods._shared.mixing import entry
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.families import OwnWeights, PartSharing, PrototypeUpload
-from protofed.methods.fedpc import Clusters, Distance, FedPC, global_prototypes, mean_extractor, prototype_distance
+from protofed.methods.fedpc import Clusters, FedPC, mean_extractor
 from protofed.nn.networks import Parts, matching, without
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares
@@ -622,7 +623,7 @@ def test_the_models_for_everyone_are_the_mean_extractor_under_the_mean_head_and_
 
 
 def test_global_prototypes_are_the_mean_over_all_clients_that_have_the_class() -> None:
-    found = global_prototypes(small_server())
+    found = global_prototypes(small_server().sent)
     # Class 0: (3 · 2 + 1 · 6) / 4 = 3. Class 1: only the first cluster has it.
     assert found.mean.tolist() == [[3.0, 0.0], [1.0, 1.0]]
     assert found.count.tolist() == [4.0, 2.0]
@@ -634,7 +635,7 @@ def test_global_prototypes_of_a_run_are_the_mean_of_what_clients_sent() -> None:
     sent = [reply.upload.prototypes for step, _, reply in spy.replies if step == "train"]
     owners = torch.stack([p.count for p in sent]).sum(0)
     mean = torch.stack([p.mean.double() for p in sent]).sum(0) / owners[:, None]
-    assert_close(global_prototypes(state.server), Prototypes(mean, owners), "the global prototypes", within=1e-6)
+    assert_close(global_prototypes(state.server.sent), Prototypes(mean, owners), "the global prototypes", within=1e-6)
 
 
 def test_nobody_has_a_public_model_but_the_readings_work_on_a_run() -> None:
@@ -643,7 +644,7 @@ def test_nobody_has_a_public_model_but_the_readings_work_on_a_run() -> None:
     found = TWO.global_models(state.server, state.memories, of.server_context(2, "evaluate"))
     x = ODD_TASK.transform.clean(ODD_TASK.tests["domain 0"].x)
     batch = batch_of(x, [0] * len(x))
-    known = global_prototypes(state.server)
+    known = global_prototypes(state.server.sent)
     assert known.is_known.tolist() == [True, True, True, False]
     for name, reading in found.items():
         model = of.networks_of("ann").model(reading.params)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from doubles import sum_of
-from methods.conformance import FEATURES, after, federation, small_task
+from methods.conformance import CLASSES, FEATURES, after, federation, small_task
 from protofed import tree
 from protofed.api.contexts import ServerContext
 from protofed.api.method import Method
@@ -33,6 +33,8 @@ LEAST_SIZE = 0.1
 SETTINGS: dict[str, dict[str, Any]] = {
     "fpl, global": {"contrast_with": "global", "consistent_with": "global"},
     "fpl, half global": {"contrast_with": "global"},
+    "fpl, by sums": {"clustering": "sums", "num_clusters": 2, "starts": 1},
+    "fedpc_sums, two clusters": {"num_clusters": 2, "least_clients": 1},
     "fedseproto, prototypes": {"shares": "prototypes"},
     "fedproc, uniform": {"prototype_weighting": "uniform"},
     "fedmd": {"alignment_size": 8},
@@ -77,12 +79,15 @@ class Replayed:
         self._call += 1
         if self.pair is not None:
             one, other = self.pair
-            said[one], said[other] = exchanged(said[one], said[other])
+            said[one], said[other] = exchanged(said[one], said[other], self.alike(one, other))
         yield from said.items()
 
+    def alike(self, a: str, b: str) -> Tensor:
+        """The classes in which all sums of a round treat both alike, (C,): none if they count differently."""
+        return torch.stack([same_counts(said[a], said[b]) for said in self._said]).all(0)
+
     def pairs(self) -> list[tuple[str, str]]:
-        """Those that all sums of a round treat alike."""
-        return [(a, b) for a, b in combinations(self.ids, 2) if all(same_counts(s[a], s[b]) for s in self._said)]
+        return [(a, b) for a, b in combinations(self.ids, 2) if self.alike(a, b).any()]
 
 
 def counts(upload: Tree) -> list[Tensor]:
@@ -90,11 +95,15 @@ def counts(upload: Tree) -> list[Tensor]:
     return [leaf for path, leaf in leaves.items() if isinstance(role_of.get(path), Count)]
 
 
-def same_counts(a: Tree, b: Tree) -> bool:
-    return all(map(torch.equal, counts(a), counts(b)))
+def same_counts(a: Tree, b: Tree) -> Tensor:
+    """By class where clusters of each class are counted, (S, J, C), else for all classes at once."""
+    found = torch.ones(CLASSES, dtype=torch.bool)
+    for x, y in zip(counts(a), counts(b), strict=True):
+        found &= (x == y).flatten(0, 1).all(0) if x.dim() == 3 else torch.equal(x, y)
+    return found
 
 
-def exchanged(a: Tree, b: Tree) -> tuple[Tree, Tree]:
+def exchanged(a: Tree, b: Tree, classes: Tensor) -> tuple[Tree, Tree]:
     """Both uploads after one has given the other some of all of its numbers, as much as these are large."""
     draws, role_of, gained, lost = generator(0, "mass"), roles(a), [], []
     for (path, x), y in zip(tree.named_leaves(a).items(), tree.leaves(b), strict=True):
@@ -102,10 +111,16 @@ def exchanged(a: Tree, b: Tree) -> tuple[Tree, Tree]:
         if x.is_floating_point() and not isinstance(role_of.get(path), Count):
             mass = torch.randn(x.shape, generator=draws, dtype=x.dtype) * (x - y).abs().mean()
             if isinstance(role_of.get(path), Prototype):
-                mass = mass * ((x != 0).any(-1) & (y != 0).any(-1))[..., None]
+                mass = mass * ((x != 0).any(-1) & (y != 0).any(-1) & rows(classes, x))[..., None]
         gained.append(x + mass)
         lost.append(y - mass)
     return tree.with_leaves(a, gained), tree.with_leaves(b, lost)
+
+
+def rows(classes: Tensor, prototypes: Tensor) -> Tensor:
+    """Of these classes, which may have several prototypes each, one after another."""
+    found = classes.repeat_interleave(len(prototypes) // len(classes))
+    return found.view(-1, *[1] * (prototypes.dim() - 2))
 
 
 def noticed(case: str) -> float:
@@ -155,7 +170,7 @@ def test_more_than_exchanged_mass_is_noticed_by_a_sum() -> None:
     clients = Replayed(RoundClients(of, state, of.ids, "round"))
     plain = of.method.round(state.server, clients)
     [said] = clients._said
-    said["ann"], _ = exchanged(said["ann"], said["bob"])
+    said["ann"], _ = exchanged(said["ann"], said["bob"], torch.ones(CLASSES, dtype=torch.bool))
     assert difference(of.method.round(state.server, clients.again(None)), plain) > 1e-3
 
 

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from protofed.api.evaluation import TestSets
 from protofed.api.private import Charge, Terms
-from protofed.api.requests import Fit, Fitted, Map, Objective, Request, Total
+from protofed.api.requests import Fit, Fitted, Map, Mechanism, Objective, PrivateFit, Request, Total
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.data.transforms import Transform
 from protofed.nn.networks import Model, Networks
+from protofed.optim.gradients import Gradients
 from protofed.optim.kept import part_of, with_part
 from protofed.optim.optimizers import Optimizer
 from protofed.seeds import derive_seed, generator
@@ -126,6 +127,8 @@ class ClientContext:
     """What its releases look like under differential privacy; None without."""
     charges: list[Charge] = field(default_factory=list)
     """What it has released in this step."""
+    clips: Mechanism | None = None
+    """What clips the gradients of single records that it adds up for a noised sum; None without such noise."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 
@@ -207,6 +210,33 @@ class ClientContext:
         fitted = await (request if self.carried is None else self.carried.through(request))
         self.main.loss = fitted.loss
         return fitted
+
+    async def gradient_sum(
+        self, objective: Objective, params: Params, context: tuple[Tree, ...] = ()
+    ) -> tuple[Params, Params]:
+        """Σ of the gradients of all examples at `params`, of the weights that may train, and the statistics of
+        BatchNorm afterwards. Where records are hidden by noise in the sum over clients, each one's gradient is clipped,
+        and the sum is exact, in float64."""
+        if self.clips is not None:
+            request = PrivateFit(
+                networks=self.networks,
+                params=params,
+                context=context,
+                data=self.data,
+                transform=self.transform,
+                objectives=(objective,),
+                optimizer=Gradients(),
+                epochs=1,
+                batch_size=len(self.data),
+                seed=self._next_seed(),
+                mechanisms=(self.clips,),
+                is_sum=True,
+            )
+            return (await request).params, {}
+        whole = replace(self, batch_size=len(self.data))
+        found = await whole.fit(objective, params=params, context=context, epochs=1, optimizer=Gradients())
+        gradient = {name: len(self.data) * leaf for name, leaf in select(found, self.networks.trainable).items()}
+        return gradient, select(found, list(self.networks.statistics))
 
     async def total(
         self,

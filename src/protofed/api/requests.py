@@ -102,6 +102,8 @@ class PrivateFit(Fit):
     """For the gradients of each objective."""
     penalty: Callable[..., Tensor] | None = None
     """`penalty(model, *context)`, which sees no record: its gradient is added as it is."""
+    is_sum: bool = False
+    """Whether nothing is trained: the answer is the sum of the gradients at `params`, in their place, in float64."""
 
 
 @dataclass(frozen=True)

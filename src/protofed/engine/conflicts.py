@@ -28,4 +28,8 @@ def problems_of(federation: "Federation") -> list[str]:
     problems += (f"{key} {why}" for key, why, _ in conflicts)
     if federation.private is not None:
         problems += refusals(federation)
+        if federation.private.settings.level == "client" and federation.secure is None:
+            problems.append('privacy.level = "client" and secure.sums: only a sum can hide a client; set it to true')
+    if federation.noised_sums is not None and method.sums:
+        problems += federation.noised_sums.refusals()
     return [*problems, *(federation.secure.refusals(federation) if federation.secure is not None else ())]

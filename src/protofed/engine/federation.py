@@ -19,6 +19,7 @@ from protofed.api.task import ClientId, Task, TaskSpec
 from protofed.data.batches import Data
 from protofed.engine.around import unwrapped
 from protofed.engine.conflicts import problems_of
+from protofed.engine.noised_sums import NoisedSums
 from protofed.engine.norm_statistics import with_norm_statistics
 from protofed.engine.optimizer_state import with_optimizer_state
 from protofed.engine.private import Private, Privately
@@ -83,7 +84,7 @@ class Federation:
             method = with_norm_statistics(method, t.norm_statistics, self.spec, t.optimizer, t.seed)
             method = with_optimizer_state(method, t.optimizer_state, self.spec, t.optimizer)
             object.__setattr__(self, "method", method)
-        if self.private is not None:
+        if self.private is not None and self.secure is None:
             object.__setattr__(self, "method", Privately(unwrapped(self.method)))
 
     def start(self) -> State:
@@ -247,7 +248,12 @@ class Federation:
 
     @cached_property
     def terms(self) -> Terms | None:
-        return None if self.private is None else self.private.terms(self)
+        return None if self.private is None or self.secure is not None else self.private.terms(self)
+
+    @cached_property
+    def noised_sums(self) -> NoisedSums | None:
+        """The noise of secure sums, if differential privacy is in them."""
+        return NoisedSums(self) if self.private is not None and self.secure is not None else None
 
     def client_state(self, state: State, client: ClientId, message: Tree) -> Tree:
         """What a client of a simulation keeps now; made afresh for one that has never taken part."""

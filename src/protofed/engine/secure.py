@@ -16,6 +16,7 @@ from protofed.api.method import Step, Summing
 from protofed.api.sums import Summand, Totals
 from protofed.api.task import ClientId
 from protofed.engine.around import Around, unwrapped
+from protofed.engine.noised_sums import NoisedSums
 from protofed.engine.round import RoundClients
 from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.state import State
@@ -132,18 +133,44 @@ class SecureClients(RoundClients):
         refuse_private(like, self._federation.method.private)
         message = self._common(message_for)
         summands = summand(like, message)
-        minimum = self._federation.uploads.min_class_count
-        adds = Add(step, summand, self._method.public_weight, FixedPoint(len(self.ids)), minimum)
+        adds = self._adds(step, summand)
         like_numbers = MaskedUpload(torch.zeros(len(flat(summands)), dtype=torch.int64, device="cpu"))
         if self._sums.settings.masks:
             survivors, total = self._masked_sum(adds, message, like_numbers)
         else:
             survivors, total = added_up(super().run(adds, lambda _: message, like_numbers), like_numbers)
+            self._charge(survivors, exchanges.message_digest(message))
         if not adds.point.is_sum_of(total, len(survivors)):  # guard: sums-garbage-refused
             raise RoundAbandoned(f"{self._where}: the sum is not one of what clients may add: masks were left in it.")
-        totals = totals_of(adds.point.decoded(total), summands)
+        decoded = adds.point.decoded(total)
+        if adds.unchanged is not None:
+            decoded = decoded + len(survivors) * adds.reference(like, message)
+        totals = totals_of(decoded, summands)
         self._check_weights(totals, survivors, adds.point)
         return totals
+
+    def _adds(self, step: Step[Any, Any, Any], summand: Summand) -> Add:
+        """What clients do, with noise if that is configured."""
+        noised, uploads = self._noised, self._federation.uploads
+        adds = Add(step, summand, self._method.public_weight, FixedPoint(len(self.ids)), uploads.min_class_count)
+        if noised is None:
+            return adds
+        if self._phase != "round" or self._questions > 1:  # guard: one-noised-sum-a-round
+            raise RunFailed(f"privacy.level: {self._where} has a sum beside that of the round's training")
+        noised.check_budget(self.ids)
+        return replace(adds, share=noised.share, unchanged=self._method.unchanged if noised.whole_client else None)
+
+    @property
+    def _noised(self) -> NoisedSums | None:
+        return self._federation.noised_sums
+
+    def _charge(self, survivors: Sequence[ClientId], digest: bytes, masked: Tensor | None = None) -> None:
+        """Before the sum is known, and with fewer than whose noise is enough there is none."""
+        if self._noised is not None:
+            self._require(survivors, self._noised.least, "added noise")
+            secret = masked is not None and self._noised.share.kind == "secret"
+            about = digest + (masked.numpy().tobytes() if secret and masked is not None else b"")
+            self._noised.charge(survivors, self._state.round, self._questions, about)
 
     def _common(self, message_for: Callable[[ClientId], Tree]) -> Tree:
         """The message, which must be the same for all: sites compare its digest."""
@@ -157,13 +184,16 @@ class SecureClients(RoundClients):
     def _masked_sum(self, adds: Add, message: Tree, like: MaskedUpload) -> tuple[list[ClientId], Tensor]:
         """Who has added, and the sum of what they have."""
         terms, digest = self._sums.terms(self._federation), exchanges.message_digest(message)
-        occasion = Occasion(self._federation.name, self._phase, self._state.round)
+        if self._noised is not None:
+            terms = replace(terms, least=max(LEAST_SITES, self._noised.least))
+        occasion = Occasion(self._federation.name, self._phase, self._state.round, self._questions)
         announced = Announcement(exchanges.octets(digest))
         adverts = self._exchanged(Advertise(terms, occasion), announced, exchanges.LIKE_ADVERT)
         keys = {c: Advert(*map(exchanges.text_of, (a.sealing, a.masking, a.signature))) for c, a in adverts.items()}
         roster = Roster(keys)
-        ids, count, needed = roster.ids, len(roster.ids), threshold(len(roster.ids), terms.share)
-        self._require(ids, max(LEAST_SITES, needed), "advertised their keys")
+        ids, count = roster.ids, len(roster.ids)
+        needed = max(threshold(count, terms.share), terms.least)
+        self._require(ids, needed, "advertised their keys")
 
         to_all = exchanges.roster_message(roster, list(terms.identities))
         like_shares = exchanges.SharesUpload(exchanges.rows_of(count, SEALED_BYTES))
@@ -179,6 +209,7 @@ class SecureClients(RoundClients):
 
         survivors, masked = added_up(super().run(AddMasked(adds, terms, occasion), request, like), like)
         self._require(survivors, needed, "added something")
+        self._charge(survivors, digest, masked)
         dropped = [client for client in sealed if client not in survivors]
 
         standing = exchanges.Standing(

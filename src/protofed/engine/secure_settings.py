@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 
 from protofed.errors import BadInput
 
@@ -21,6 +21,9 @@ class SecureSettings:
     threshold: Annotated[float, Interval(ge=0.67, le=1)] = 0.67
     """The share of the clients of a round that must stay to its end; with fewer it is abandoned. Always more than two
     thirds of them, and three."""
+    colluders: Annotated[int, Ge(0)] = 0
+    """Under `[privacy]`: so many clients of a round may tell the server their noise. The others' has to be enough, and
+    is made so much larger."""
     masks: bool = True
     """Whether the numbers are masked. Without masks the same sum comes about, bit for bit, and sooner, but the server
     sees what each client adds: for simulations in which nobody is to be kept from seeing it."""

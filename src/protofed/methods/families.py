@@ -25,7 +25,7 @@ from protofed.methods._shared.losses import cross_entropy
 from protofed.nn.networks import Model, matching, without
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
-from protofed.tree import Nothing, Params, record
+from protofed.tree import Params, Tree, record
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,12 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
     def public_weight(self, num_examples: int) -> float:
         """What a client of so many examples counts where not all count 1: everybody can know it."""
         return 1.0
+
+    def unchanged(self, upload: api.Upload, message: api.Message) -> api.Upload:
+        """What a client sends in the place of an upload like this if it has learnt nothing. Under client-level
+        differential privacy clients add how they differ from it. It holds for a class that replaces neither `summand`
+        nor `upload_spec`."""
+        raise NotImplementedError
 
     @abstractmethod
     def summand(self, upload: api.Upload, message: api.Message) -> Summands:
@@ -173,6 +179,9 @@ class PlainSharing(WeightSharing[State, Weights, Memory, WeightUpload]):
     def upload_spec(self, state: State, server: ServerContext) -> WeightUpload:
         return WeightUpload(state.params, torch.tensor(0))
 
+    def unchanged(self, upload: WeightUpload, message: Weights) -> WeightUpload:
+        return WeightUpload(message.params, torch.tensor(0))
+
     async def train(self, client: ClientContext, message: Weights, memory: Memory) -> Reply[WeightUpload, Memory]:
         params = await self.trained(client, message, memory)
         upload = WeightUpload(tree.select(params, list(message.params)), client.num_examples)
@@ -249,7 +258,7 @@ class PrototypeUpload:
 
 class PrototypeSharing(
     Averages,
-    SumMethod[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Nothing, PrototypeUpload],
+    SumMethod[WeightsAndPrototypes[Targets], WeightsAndPrototypes[Targets], Tree, PrototypeUpload],
     Generic[Targets],
 ):
     """Clients send weights and class prototypes, and learn against what the server makes of the latter."""
@@ -300,20 +309,25 @@ class PrototypeSharing(
         prototypes = self.combine(totals["prototypes"].total, state.prototypes)
         return WeightsAndPrototypes(totals["params"].value(), prototypes)
 
-    def local_weights(self, message: WeightsAndPrototypes[Targets], memory: Nothing) -> Params:
+    def local_weights(self, message: WeightsAndPrototypes[Targets], memory: Tree) -> Params:
         return message.params
 
     async def train(
-        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Nothing
-    ) -> Reply[PrototypeUpload, Nothing]:
+        self, client: ClientContext, message: WeightsAndPrototypes[Targets], memory: Tree
+    ) -> Reply[PrototypeUpload, Tree]:
         params, prototypes = await class_means.fit_with_prototypes(
             client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
         )
-        return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
+        own = class_means.ownership(prototypes)
+        return Reply(PrototypeUpload(params, own, client.num_examples), self.remember(own, memory))
+
+    def remember(self, own: Prototypes, memory: Tree) -> Tree:
+        """What a client keeps of the prototypes that it sends."""
+        return memory
 
     async def train_privately(
-        self, client: PrivateClient, message: WeightsAndPrototypes[Targets], memory: Nothing
-    ) -> Reply[PrototypeUpload, Nothing]:
+        self, client: PrivateClient, message: WeightsAndPrototypes[Targets], memory: Tree
+    ) -> Reply[PrototypeUpload, Tree]:
         """Prototypes are those of the received weights, in some of the rounds."""
         context = (message.prototypes,)
         params = await client.fit(Objective(self.loss), params=message.params, context=context)

@@ -35,7 +35,7 @@ Departures:
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -44,24 +44,20 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Reading
-from protofed.api.method import Clients, Method, NonNegative, Positive, Uploads
+from protofed.api.method import Clients, Method, Uploads
 from protofed.api.requests import Objective
-from protofed.api.roles import Count, Prototype
 from protofed.api.task import ClientId
 from protofed.api.views import Observed, Points, Relation
-from protofed.data.batches import Batch
-from protofed.methods._shared.global_models import by_nearest, initial_head, with_heads
-from protofed.methods._shared.mixing import entry, stacked, weighted_mean
+from protofed.methods._shared.cluster_models import BetweenClusters, Description, for_everyone, mean_by_size
+from protofed.methods._shared.mixing import entry, stacked
 from protofed.methods._shared.models import CLASSIFIER
-from protofed.methods.families import Averages, OwnWeights, PrototypeUpload
-from protofed.nn.networks import Model, matching, without
-from protofed.prototypes import class_means, contrast
-from protofed.prototypes.class_means import PrototypeMode, Prototypes
-from protofed.prototypes.clusters import Rho, blended_prototypes, members_mean, similarity_shares
+from protofed.methods.families import OwnWeights, PrototypeUpload
+from protofed.nn.networks import matching, without
+from protofed.prototypes import class_means
+from protofed.prototypes.class_means import Prototypes
+from protofed.prototypes.clusters import members_mean, similarity_shares
 from protofed.prototypes.kmeans import Partition, no_partition, partitioned
 from protofed.tree import Mean, Params, record
-
-Distance = Literal["norm", "square", "mean_square", "mean_square_examples"]
 
 
 @record
@@ -80,35 +76,13 @@ class ClusterMessage:
     is_assigned: Tensor  # (), whether the client has a cluster
 
 
-@record
-class Description:
-    """What decides a client's own cluster, and nothing else."""
-
-    mean: Annotated[Tensor, Prototype(is_shared=False)]  # (C, D), zero where the class is absent
-    count: Annotated[Tensor, Count()]  # (C,), 1 where the client has the class, else 0
-
-
 @dataclass(frozen=True)
-class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
+class FedPC(BetweenClusters, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUpload]):
     tags = ("core", "personal", "prototype", "server-side")
     num_clusters: Annotated[int, Ge(0)] = 5
     """J in Eq. (5): the number of clusters; 0 takes the one of 2 to 10 with the best silhouette."""
     pca_dims: Annotated[int, Ge(1)] = 10
     """The number of principal components that clients are clustered by, at most as many as there are clients."""
-    cross_entropy_weight: NonNegative = 0.5
-    """α in Eq. (4)."""
-    pull_weight: NonNegative = 0.5
-    """γ in Eq. (4): how strongly features are pulled to the prototypes of the cluster."""
-    distance: Distance = "mean_square_examples"
-    """Distance in Eq. (3), from a batch to the prototypes of its classes. `norm`: Σ over the batch's classes of
-    ‖mean − prototype‖, as printed. `square`: Σ of its square. `mean_square`: Σ of its square divided by the number of
-    dimensions. `mean_square_examples`: that of each example instead of the class's mean, mean over the batch."""
-    rho: Rho = "cosine"
-    """ρ in Eq. (6): cosines divided by their sum, their softmax, or equal shares."""
-    temperature: Positive = 0.1
-    """The temperature of the softmax, if ρ is one; not in the paper."""
-    prototype_mode: PrototypeMode = "recomputed"
-    """Whether a client's prototypes, Eq. (2), are recomputed after training or the running means of its last epoch."""
 
     private = CLASSIFIER
 
@@ -185,9 +159,8 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
                 replies[cluster].append((upload.prototypes, weight))
         params = [means[j].value() if means[j].weight else entry(state.params, j) for j in range(count)]
         sent = stacked([members_mean(replies[j], entry(state.sent, j)) for j in range(count)])
-        shares = similarity_shares(sent, self.rho, self.temperature)
-        mixed = stacked([weighted_mean(zip(params, row, strict=True)) for row in shares.tolist()])  # Eq. (8)
-        return replace(state, params=mixed, prototypes=blended_prototypes(sent, shares), sent=sent)
+        mixed, blended = self.between(params, sent)
+        return replace(state, params=mixed, prototypes=blended, sent=sent)
 
     def prototype_sets(self, state: Clusters) -> Mapping[str, Points]:
         return {"cluster prototypes": class_means.points(state.prototypes)}
@@ -226,48 +199,16 @@ class FedPC(Averages, Method[Clusters, ClusterMessage, OwnWeights, PrototypeUplo
         upload = PrototypeUpload(without(params, CLASSIFIER), means, client.num_examples)
         return Reply(upload, OwnWeights(matching(params, CLASSIFIER)))
 
-    def loss(self, model: Model, batch: Batch, prototypes: Prototypes) -> Tensor:
-        """The local objective, Eq. (4)."""
-        z = model.features(batch.x)
-        cross_entropy = batch.cross_entropy(model.scores(z))
-        pull = prototype_distance(z, batch, prototypes, self.distance)
-        return self.cross_entropy_weight * cross_entropy + self.pull_weight * pull
-
     # ---- a model for everyone, in three readings
 
     def global_models(
         self, state: Clusters, memories: Mapping[ClientId, OwnWeights], server: ServerContext
     ) -> dict[str, Reading]:
-        extractor, prototypes = mean_extractor(state), global_prototypes(state)
-        nearest = Reading({**extractor, **initial_head(server)}, by_nearest, (prototypes,))
-        found = {"nearest_prototype": nearest} if prototypes.is_known.any() else {}
-        return {**found, **with_heads(extractor, memories, server)}
-
-
-def prototype_distance(z: Tensor, batch: Batch, prototypes: Prototypes, distance: Distance) -> Tensor:
-    """L_p in Eq. (3), in one of its readings."""
-    if distance == "mean_square_examples":
-        return batch.mean(contrast.pull(z, batch.y, prototypes.mean, prototypes.is_known))
-    batch_means = class_means.class_sums(z, batch.y, batch.weight, len(prototypes.count)).prototypes()
-    squares = (batch_means.mean - prototypes.mean.detach()).square()  # (C, D)
-    of_classes = squares.mean(-1) if distance == "mean_square" else squares.sum(-1)
-    if distance == "norm":
-        of_classes = (of_classes + 1e-12).sqrt()
-    return (of_classes * (batch_means.is_known & prototypes.is_known)).sum()
+        return for_everyone(mean_extractor(state), state.sent, memories, server)
 
 
 def mean_extractor(state: Clusters) -> Params:
     """The mean of the clusters' extractors by their numbers of clients."""
     count = len(state.partition.centres)
     assigned = torch.stack(list(state.assignment.values()))
-    sizes = assigned[assigned >= 0].bincount(minlength=count).tolist()
-    weights = sizes if any(sizes) else [1.0] * count
-    return weighted_mean((entry(state.params, j), weights[j]) for j in range(count))
-
-
-def global_prototypes(state: Clusters) -> Prototypes:
-    """The mean of the clusters' prototypes by the numbers of clients behind them."""
-    weights = state.sent.count.double()  # (J, C)
-    count = state.sent.count.sum(0)
-    mean = (weights[..., None] * state.sent.mean.double()).sum(0) / count.clamp(min=1)[:, None]
-    return Prototypes(mean.to(state.sent.mean.dtype), count)
+    return mean_by_size(state.params, assigned[assigned >= 0].bincount(minlength=count))

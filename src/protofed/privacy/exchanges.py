@@ -1,6 +1,7 @@
 """What goes to and fro in a secure sum, as records, and the steps in which clients answer."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,14 +11,18 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, MainTraining, Reply
 from protofed.api.method import Step
+from protofed.api.roles import Count, roles
 from protofed.api.sums import Summand, Summands
 from protofed.api.task import ClientId
-from protofed.privacy.fixed_point import FixedPoint, by_name, flat
+from protofed.privacy.fixed_point import FixedPoint, by_name, flat, weight_places
 from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES, framed
-from protofed.privacy.site import SEALED_BYTES, Advert, Occasion, Roster, Site, words
+from protofed.privacy.shares import Clipping, NoiseShare
+from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, Roster, Site, words
 from protofed.privacy.vault import Aborted, Vault
-from protofed.transforms.by_class import too_few, withheld
-from protofed.tree import Tree, record
+from protofed.transforms.by_class import too_few, with_paths, withheld
+from protofed.tree import Tree, named_leaves, record
+
+log = logging.getLogger(__name__)
 
 
 @record
@@ -124,9 +129,11 @@ class Terms:
     """The public halves of what sites sign with, in canonical order."""
     share: float
     """The least part of the sites that must stay."""
+    least: int = LEAST_SITES
+    """And so many in any case."""
 
     def site(self, client: ClientId) -> Site:
-        return Site(self.vault, client, self.identities, self.share)
+        return Site(self.vault, client, self.identities, self.share, self.least)
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,10 @@ class Add:
     point: FixedPoint
     min_class_count: int = 0
     """A client adds nothing of a class of which it has fewer examples."""
+    share: NoiseShare | None = None
+    """The noise that a client adds under differential privacy."""
+    unchanged: Callable[[Any, Any], Tree] | None = None
+    """What a client sends that has learnt nothing from a message: clients add how they differ from it."""
 
     async def __call__(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[MaskedUpload, Tree]:
         numbers, memory = await self.added(client, message, memory)
@@ -168,19 +179,48 @@ class Add:
 
     async def added(self, client: ClientContext, message: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         # The loss of its training stays with the client: it would be told beside the sum.
-        reply = await self.step(replace(client, main=MainTraining()), message, memory)
-        upload = reply.upload
+        clips = None if self.share is None or self.share.whole_client else Clipping(self.share)
+        reply = await self._stepped(replace(client, main=MainTraining(), clips=clips), message, memory)
+        upload = reply.upload if self.unchanged is None else uncounted(reply.upload)
         if self.min_class_count:
             few = too_few(client.data.labels, client.num_classes, self.min_class_count)
             upload = withheld(upload, few)  # guard: rare-classes-not-in-sums
         summands = self.summand(upload, message)
         self._check_weights(summands, self.public_weight(len(client.data)))
-        return self.point.encoded(flat(summands)), reply.memory
+        numbers = flat(summands)
+        if self.share is not None:
+            values = ~weight_places(summands)
+            numbers = numbers if self.unchanged is None else numbers - self.reference(upload, message)
+            numbers[values] = self.share.added(numbers[values], client.step_seed)  # guard: sums-with-noise
+        return self.point.encoded(numbers), reply.memory
+
+    async def _stepped(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[Any, Tree]:
+        """The step. Where it has to be private, the text of an error, which may hold values, stays here."""
+        try:
+            return await self.step(client, message, memory)
+        except Exception as error:
+            if self.share is None or isinstance(error, Aborted):
+                raise
+            log.debug("the step of client %s failed", client.id, exc_info=error)
+            raise Aborted("the step failed; the log at level DEBUG says why") from None  # guard: no-text-of-errors
+
+    def reference(self, upload: Tree, message: Tree) -> Tensor:
+        """What a client adds that has learnt nothing, (P,), with 0 in the place of weights."""
+        assert self.unchanged is not None
+        summands = self.summand(self.unchanged(upload, message), message)
+        return flat(summands) * ~weight_places(summands)
 
     def _check_weights(self, summands: Summands, public: float) -> None:
         for name, (_, weight) in summands.items():
             if weight not in (0.0, 1.0, public):  # guard: sums-weights-public
                 raise Aborted(f"{name} would count {weight:g}, and what a client counts in a secure sum must be public")
+
+
+def uncounted(upload: Tree) -> Tree:
+    """The upload without numbers of examples, by which clients that count alike are not weighed."""
+    role_of, leaves = roles(upload), named_leaves(upload)
+    counts = {path: leaf for path, leaf in leaves.items() if isinstance(role_of.get(path), Count) and not leaf.dim()}
+    return with_paths(upload, {path: torch.zeros_like(leaf) for path, leaf in counts.items()})
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,13 @@ def flat(summands: Summands) -> Tensor:
     return torch.cat(parts)
 
 
+def weight_places(summands: Summands) -> Tensor:
+    """Which of the numbers of `flat` are weights, (P,)."""
+    sizes = [sum(leaf.numel() for _, leaf in by_name(value)) for _, (value, _) in sorted(summands.items())]
+    places = [torch.tensor([True] + [False] * size, device="cpu") for size in sizes]
+    return torch.cat([torch.zeros(0, dtype=torch.bool, device="cpu"), *places])
+
+
 def totals_of(flat_sum: Tensor, like: Summands) -> Totals:
     """The sums of summands like these, from the sum of what `flat` makes of them."""
     totals, start = {}, 0

@@ -93,7 +93,7 @@ def check_signature(identity: bytes, signature: bytes, text: bytes) -> None:
 def stream(key: bytes, count: int) -> Words:
     """The numbers that a key stands for: AES-256 in counter mode. A key makes one stream only, so that it needs no
     nonce."""
-    encryptor = Cipher(AES256(key), CTR(bytes(16))).encryptor()
+    encryptor = Cipher(AES256(key), CTR(bytes(16))).encryptor()  # guard: sums-keys-of-256-bits
     return np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<u8").astype(np.uint64, copy=False)
 
 
@@ -133,13 +133,24 @@ def _value(coefficients: Sequence[int], x: int) -> int:
 
 
 def secret_of(shares: Mapping[int, bytes]) -> bytes:
-    """The secret behind shares, by their points: the polynomial at 0, by Lagrange."""
-    total = 0
-    for x, share in shares.items():
+    """The secret behind shares, by their points."""
+    return weighed(at_zero(list(shares)), list(shares.values()))
+
+
+def at_zero(points: Sequence[int]) -> list[int]:
+    """What shares at these points weigh in the value of their polynomial at 0, by Lagrange."""
+    weights = []
+    for x in points:
         above = below = 1
-        for other in shares:
+        for other in points:
             if other != x:
                 above = above * other % PRIME
                 below = below * (other - x) % PRIME
-        total = (total + int.from_bytes(share, "big") * above * pow(below, -1, PRIME)) % PRIME
-    return total.to_bytes(KEY_BYTES, "big")
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return weights
+
+
+def weighed(weights: Sequence[int], shares: Sequence[bytes]) -> bytes:
+    """The secret behind shares that weigh so much."""
+    values = (w * int.from_bytes(share, "big") for w, share in zip(weights, shares, strict=True))
+    return (sum(values) % PRIME).to_bytes(KEY_BYTES, "big")

@@ -14,8 +14,8 @@ class PrivacySettings:
     """Differential privacy: clipping and noise. None by default, as without this section."""
 
     level: Level = "none"
-    """Whose presence is hidden: that of each record, by noise at each client, or that of each client in what the server
-    makes of all."""
+    """Whose presence is hidden: that of each record, by noise at each client, or that of each client, by noise in the
+    sum over all (`secure.sums`). A method of gradient sums, such as fedsgd, has noise in the sum for records too."""
     epsilon: Annotated[float, Gt(0), Le(1000)] = 3.0
     """ε for the whole run, all releases together. Smaller is more private."""
     delta: Annotated[float, Gt(0), Le(0.01)] = 1e-5
@@ -24,6 +24,10 @@ class PrivacySettings:
     """R: longer feature vectors are scaled down to this length before they are added to a class sum."""
     clip_gradients: Annotated[float, Gt(0)] = 1.0
     """C: longer gradients of single records are scaled down to this length before they are added up."""
+    clip_client: Annotated[float, Gt(0)] = 1.0
+    """B: at level "client", what a client changes is scaled down to this length, all numbers together."""
+    allow_useless: bool = False
+    """At level "client": whether a run may begin whose noise is longer than the sum of all clients' changes."""
     releases: Annotated[int, Ge(1)] = 2
     """In how many rounds clients release class sums, if the method has prototypes. Never in the first round."""
     prototype_share: Annotated[float, Interval(gt=0, lt=1)] = 0.2

@@ -34,15 +34,16 @@ def threshold(count: int, share: float) -> int:
 
 @dataclass(frozen=True)
 class Occasion:
-    """What a secure sum is for. There is one for each phase of a round."""
+    """What a secure sum is for. In each phase of a round there is a first one, a second one and so on."""
 
     run: str
     phase: str
     round: int
+    number: int = 1
 
     @property
     def text(self) -> bytes:
-        return framed(self.run.encode(), self.phase.encode(), str(self.round).encode())
+        return framed(self.run.encode(), self.phase.encode(), str(self.round).encode(), str(self.number).encode())
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,18 @@ class Site:
     """What each site's signatures are checked with; known before, and not from the server."""
     share: float
     """The least part of the sites that must stay."""
+    least: int = LEAST_SITES
+    """And so many in any case: the noise of so many is enough."""
+
+    def needed(self, count: int) -> int:
+        """How many of so many sites must stay to the end."""
+        return max(threshold(count, self.share), self.least)  # guard: noise-of-enough-sites
 
     def advertise(self, occasion: Occasion, digest: bytes) -> Advert:
         """The first exchange. Whatever the site knew of an earlier one is forgotten."""
         done = self.vault.read(self.client, "unmasked") or {"occasions": []}
         if occasion.text.hex() in done["occasions"]:  # guard: sums-unmasked-once
-            raise Aborted("this round has been unmasked already: two sums tell what one client added")
+            raise Aborted("this sum has been unmasked already: a second one would tell what one client added")
         sealing, masking, seed = masks.new_secret(), masks.new_secret(), masks.new_secret()
         public = masks.public_key(sealing), masks.public_key(masking)
         kept = {"sealing": sealing, "masking": masking, "seed": seed, "digest": digest}
@@ -123,8 +130,9 @@ class Site:
         secrets = {name: bytes.fromhex(kept[name]) for name in ("sealing", "masking", "seed")}
         if own is None or (own.sealing, own.masking) != tuple(map(masks.public_key, list(secrets.values())[:2])):
             raise Aborted("the keys that the server gives out for this site are not its own")
-        if len(roster.ids) < LEAST_SITES:  # guard: sums-of-three
-            raise Aborted(f"{len(roster.ids)} sites are too few for a secure sum: it takes {LEAST_SITES}")
+        if len(roster.ids) < max(LEAST_SITES, self.least):  # guard: sums-of-three
+            needed = max(LEAST_SITES, self.least)
+            raise Aborted(f"{len(roster.ids)} sites are too few for a secure sum: it takes {needed}")
         for client, advert in roster.adverts.items():
             text = advert_text(occasion, digest, client, advert.sealing, advert.masking)
             if client not in self.identities:
@@ -132,9 +140,7 @@ class Site:
             # guard: sums-keys-signed
             self._checked(masks.check_signature, self.identities[client], advert.signature, text)
         count = len(roster.ids)
-        of_seed, of_key = (
-            masks.shares_of(secrets[name], threshold(count, self.share), count) for name in ("seed", "masking")
-        )
+        of_seed, of_key = (masks.shares_of(secrets[name], self.needed(count), count) for name in ("seed", "masking"))
         sent, binding = {}, about(occasion, digest, roster)
         for client, seed_share, key_share in zip(roster.ids, of_seed, of_key, strict=True):
             if client != self.client:
@@ -155,7 +161,7 @@ class Site:
         roster, others = _roster(kept), sorted(sealed)
         if not set(others) <= set(roster.ids) - {self.client}:
             raise Aborted("the server names sites that do not take part")
-        if len(others) + 1 < threshold(len(roster.ids), self.share):  # guard: sums-threshold
+        if len(others) + 1 < self.needed(len(roster.ids)):  # guard: sums-threshold
             raise Aborted(f"{len(others) + 1} of {len(roster.ids)} sites are too few to hide what one of them adds")
         binding = about(occasion, digest, roster)
         shares = {}
@@ -163,13 +169,14 @@ class Site:
             key = self._seal_key(bytes.fromhex(kept["sealing"]), roster, client, binding)
             text = self._checked(masks.opened, key, sealed[client], _route(binding, client, self.client))
             shares[client] = [text[:KEY_BYTES].hex(), text[KEY_BYTES:].hex()]
+        # guard: sums-own-mask
         masked = numbers + self_mask(bytes.fromhex(kept["seed"]), binding, self.client, len(numbers))
         for client in others:
             public = roster.adverts[client].masking
             mask = self._checked(
                 pair_mask, bytes.fromhex(kept["masking"]), public, binding, (self.client, client), len(numbers)
             )
-            masked = masked + mask if self.client < client else masked - mask
+            masked = masked + mask if self.client < client else masked - mask  # guard: sums-masks-cancel
         # From here on the site's own keys are of no use to it: what is left to do takes shares alone.
         own = {"adverts": kept["adverts"], "shares": {**shares, self.client: kept["own"]}}
         self._keep("masked", occasion, own)
@@ -184,7 +191,7 @@ class Site:
             raise Aborted("the server asks for both shares of one site, which would show what it added")
         if not {*survivors, *dropped} <= set(kept["shares"]) or self.client not in survivors:
             raise Aborted("the server names sites that have not shared their secrets")
-        if len(survivors) < threshold(len(kept["adverts"]), self.share):  # guard: sums-threshold-at-the-end
+        if len(survivors) < self.needed(len(kept["adverts"])):  # guard: sums-threshold-at-the-end
             raise Aborted(
                 f"{len(survivors)} of {len(kept['adverts'])} sites are too few to hide what one of them added"
             )

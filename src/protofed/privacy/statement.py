@@ -19,9 +19,14 @@ NOT_COVERED = (
 def promise(settings: PrivacySettings) -> str:
     """What is promised before the first round."""
     return (
-        f"Differential privacy of every record of a client, for the whole run: ε = {settings.epsilon:g}, δ = "
+        f"Differential privacy of every {unit(settings)}, for the whole run: ε = {settings.epsilon:g}, δ = "
         f"{settings.delta:g}. {noise(settings)}"
     )
+
+
+def unit(settings: PrivacySettings) -> str:
+    """Whose presence is hidden."""
+    return "client, with all its records" if settings.level == "client" else "record of a client"
 
 
 def noise(settings: PrivacySettings) -> str:
@@ -45,7 +50,7 @@ def lines(settings: PrivacySettings, most: float) -> Sequence[str]:
 def facts(settings: PrivacySettings, most: float) -> dict[str, object]:
     """The same for programs."""
     return {
-        "unit": "record",
+        "unit": settings.level,
         "epsilon": settings.epsilon,
         "delta": settings.delta,
         "released": epsilon_of(most**0.5, settings.delta),

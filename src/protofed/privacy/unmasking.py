@@ -25,9 +25,10 @@ def unmasked(
         raise RoundAbandoned(f"{len(shares)} sites gave shares, and {needed} are needed to take the masks away")
     place = {client: k + 1 for k, client in enumerate(roster.ids)}
     holders = sorted(shares)[:needed]
+    weights = masks.at_zero([place[holder] for holder in holders])
 
     def secret(client: ClientId) -> bytes:
-        return masks.secret_of({place[holder]: shares[holder][client] for holder in holders})
+        return masks.weighed(weights, [shares[holder][client] for holder in holders])
 
     total, count = masked_sum, len(masked_sum)
     for client in survivors:
@@ -38,5 +39,5 @@ def unmasked(
             raise RoundAbandoned(f"the shares of the key of {client} are not what they should be")
         for survivor in survivors:
             mask = pair_mask(private, roster.adverts[survivor].masking, binding, (client, survivor), count)
-            total = total - mask if survivor < client else total + mask
+            total = total - mask if survivor < client else total + mask  # guard: sums-masks-of-dropped
     return total

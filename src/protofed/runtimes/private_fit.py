@@ -28,6 +28,10 @@ def private_fit(request: PrivateFit, precision: Precision = "float32") -> Fitted
     """Alternates one noised optimiser step for each objective on every batch of the seeded plan."""
     draws = torch.Generator().manual_seed(request.seed)
     plan = training_plan(request.data, request.batch_size, request.epochs, request.transform, draws)
+    if request.is_sum:
+        return Fitted(
+            gradient_sum(request, batch_at(request.data, plan, 0, request.transform), precision), (), (), None
+        )
     trained, params = request.trained(), {name: leaf.detach() for name, leaf in request.params.items()}
     states = [request.optimizer.init(weights) for weights in trained]
     for step in range(len(plan.index)):
@@ -43,6 +47,15 @@ def private_fit(request: PrivateFit, precision: Precision = "float32") -> Fitted
             "weights are not finite, which are made of clipped and noised gradients: lower the learning rate"
         )
     return Fitted(params, (), (), None)
+
+
+def gradient_sum(request: PrivateFit, batch: Batch, precision: Precision) -> Params:
+    """The sum over a batch of the clipped gradients of its records."""
+    [weights], [mechanism] = request.trained(), request.mechanisms
+    of_records = _gradients(request, request.objectives[0], batch, request.params, list(weights), precision)
+    released = mechanism.released(sum((mechanism.clipped(rows).sum(0) for rows in of_records), torch.zeros(())))
+    pieces = torch.split(released, [leaf.numel() for leaf in weights.values()])
+    return {name: piece.view_as(leaf) for (name, leaf), piece in zip(weights.items(), pieces, strict=True)}
 
 
 def _noised(request: PrivateFit, i: int, batch: Batch, params: Params, precision: Precision, weights: Params) -> Params:

@@ -126,14 +126,12 @@ def _check_privacy(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """What would tell more than releases do, or has no form under differential privacy."""
     key = ("privacy", "level")
     method, training, evaluation = (sections.get(name) for name in ("method", "training", "evaluation"))
-    if sections["privacy"].level == "client":
-        yield Problem(key, '"client" is not there yet: use "record"')
-    if method is not None and (why := why_not_private(method)):
+    is_summed = sections.get("secure") is not None and sections["secure"].sums
+    if sections["privacy"].level == "client" and not is_summed:
+        yield Problem(key, '"client" needs secure.sums: only a sum can hide a client', (("secure", "sums"),))
+    elif method is not None and not is_summed and (why := why_not_private(method)):
         name = type(method).__name__
         yield Problem(key, f"{name} (method.name) {why}: take another method", (("method", "name"),))
-    if sections.get("secure") is not None and sections["secure"].sums:
-        what = "noise is added at each client, beside secure.sums it would be too much: set one of the two"
-        yield Problem(key, what, (("secure", "sums"),))
     if training is not None:
         for name, allowed, why in (
             ("on_divergence", ("stop", "skip"), "a client that repeats a round at half its rate pays for it twice"),

@@ -97,6 +97,8 @@ class Config:
             hashed["secure_sums"] = True
         if self.privacy.is_on:
             hashed["privacy"] = table["privacy"]
+        if self.privacy.is_on and self.secure.sums:
+            hashed["noise_shares"] = [self.secure.threshold, self.secure.colluders]
         if self.evaluation.patience:
             hashed["patience"] = [self.evaluation.patience, self.evaluation.every, self.evaluation.clients]
         digest = digest_of(hashed)
