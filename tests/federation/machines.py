@@ -23,7 +23,7 @@ EXPERIMENT = """
 [task]
 name = "minidigits"
 [method]
-name = "{method}"
+{method}
 [training]
 rounds = {rounds}
 epochs = 1
@@ -70,9 +70,10 @@ class Machines:
     def kit(self, site: str) -> Path:
         return self.federation / "kits" / site
 
-    def experiment(self, method: str, rounds: int) -> Path:
-        path = self.folder / f"{method}.toml"
-        path.write_text(EXPERIMENT.format(method=method, rounds=rounds))
+    def experiment(self, method: str, rounds: int, **settings: str) -> Path:
+        path = self.folder / f"{'-'.join([method, *settings.values()])}.toml"
+        lines = [f'{key} = "{value}"' for key, value in {"name": method, **settings}.items()]
+        path.write_text(EXPERIMENT.format(method="\n".join(lines), rounds=rounds))
         return path
 
     def done(self, *words: object, code: int = 0) -> str:
@@ -88,9 +89,26 @@ class Machines:
         for name in self.clients:
             self.site(name)
 
-    def serve(self, experiment: Path, *words: object) -> subprocess.Popen[bytes]:
-        options = ("--federation", self.federation, "--folder", self.results / "run", *words)
+    def serve(self, experiment: Path, *words: object, folder: str = "run") -> subprocess.Popen[bytes]:
+        options = ("--federation", self.federation, "--folder", self.results / folder, *words)
         return self._start("serve", "serve", experiment, *options)
+
+    def flower_superlink(self) -> None:
+        """A SuperLink that somebody else has started, as the how-to says, for several runs one after another."""
+        own, port = self.federation / "server", free_port()
+        certificates = ("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key")
+        self._popen(
+            "superlink",
+            [
+                *(str(Path(sys.executable).parent / "flower-superlink"), "--host", "127.0.0.1", "--port", str(port)),
+                *(word for name, file in certificates for word in (f"--ssl-{name}", str(own / file))),
+                *("--isolation", "process", "--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+                *("--database", str(self.folder / "superlink.db")),
+            ],
+        )
+        for path in (own / "server.toml", *self.federation.glob("kits/*/site.toml")):
+            text = re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", path.read_text())
+            path.write_text(text.replace('superlink = ""', f'superlink = "127.0.0.1:{port}"'))
 
     def text(self, name: str) -> str:
         """What the processes of this name have said, all of them so far."""
@@ -144,11 +162,14 @@ class Machines:
         return [sys.executable, "-m", "protofed.cli.start", *map(str, words)]
 
     def _start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        return self._popen(name, self._command(words))
+
+    def _popen(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         self._starts += 1
         with open(self.folder / f"{name}.{self._starts:03d}.out", "wb") as output:
             self.running[name] = subprocess.Popen(
-                self._command(words),
-                env=self._env,
+                command,
+                env={**self._env, "FLWR_HOME": str(self.folder / "flower"), "FLWR_TELEMETRY_ENABLED": "0"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
