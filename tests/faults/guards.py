@@ -2090,4 +2090,22 @@ GUARDS = (
         tests="tests/federation/test_signing.py -k no_room",
         new="pass",
     ),
+    Guard(
+        id="idle-worker-that-died-replaced",
+        what="a site's worker that died between two orders costs nobody a round",
+        tests="tests/federation/test_processes.py -k nothing_to_do",
+        new="if False:",
+    ),
+    Guard(
+        id="sites-told-why-a-run-does-not-begin",
+        what="sites can read why a run does not begin",
+        tests="tests/federation/test_refusals.py -k both_ends",
+        new="pass",
+    ),
+    Guard(
+        id="refused-requests-noted",
+        what="who is refused at the SuperLink is written down at the server",
+        tests="tests/federation/test_gate.py -k written_down",
+        new="if False:",
+    ),
 )

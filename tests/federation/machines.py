@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from typer.testing import CliRunner
 
+from clocks import PATIENCE
 from protofed.cli.app import app
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -26,7 +27,7 @@ name = "minidigits"
 {method}
 [training]
 rounds = {rounds}
-epochs = 1
+epochs = {epochs}
 batch_size = 32
 deadline = 120.0
 on_divergence = "skip"
@@ -70,10 +71,10 @@ class Machines:
     def kit(self, site: str) -> Path:
         return self.federation / "kits" / site
 
-    def experiment(self, method: str, rounds: int, **settings: str) -> Path:
+    def experiment(self, method: str, rounds: int, epochs: int = 1, **settings: str) -> Path:
         path = self.folder / f"{'-'.join([method, *settings.values()])}.toml"
         lines = [f'{key} = "{value}"' for key, value in {"name": method, **settings}.items()]
-        path.write_text(EXPERIMENT.format(method="\n".join(lines), rounds=rounds))
+        path.write_text(EXPERIMENT.format(method="\n".join(lines), rounds=rounds, epochs=epochs))
         return path
 
     def done(self, *words: object, code: int = 0) -> str:
@@ -115,7 +116,7 @@ class Machines:
         paths = sorted(self.folder.glob(f"{name}.*.out"))
         return "".join(path.read_text(errors="replace") for path in paths)
 
-    def wait_for(self, name: str, words: str, seconds: float = 120) -> None:
+    def wait_for(self, name: str, words: str, seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not re.search(words, self.text(name)):
             process = self.running.get(name)
@@ -124,7 +125,19 @@ class Machines:
                 raise AssertionError(f"{name} did not say {words!r}:\n{self.everything()}")
             time.sleep(0.05)
 
-    def ended(self, name: str, seconds: float = 180) -> int:
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"{what}:\n{self.everything()}"
+            time.sleep(0.01)
+
+    def wait_for_round(self, number: int) -> None:
+        """Until the server has written down that so many rounds are done."""
+        path = self.results / "run" / "rounds.jsonl"
+        what = f"round {number} was not done"
+        self.wait_until(lambda: path.exists() and f'"round": {number},' in path.read_text(), what)
+
+    def ended(self, name: str, seconds: float = PATIENCE) -> int:
         try:
             return self.running[name].wait(seconds)
         except subprocess.TimeoutExpired:
@@ -132,10 +145,17 @@ class Machines:
 
     def superlink(self) -> int:
         """The number of the SuperLink's process."""
-        parent = self.running["serve"].pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        (found,) = [int(pid) for pid in children if b"superlink" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        (found,) = [pid for pid in self._children("serve") if b"superlink" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return found
+
+    def worker(self, site: str) -> int:
+        """The number of the process that does a site's work."""
+        (found,) = self._children(site)
+        return found
+
+    def _children(self, name: str) -> list[int]:
+        parent = self.running[name].pid
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
     def kill(self, name: str) -> None:
         self.running[name].kill()

@@ -1,5 +1,5 @@
-"""Every fault of a site, of the server, of the SuperLink and of a message, at three moments: before a step, in the middle
-of it (one client of the site is done, the other is not), and after its answer was written. The run ends, and is the
+"""Faults of a site, the server, the SuperLink and messages, each at three moments: before a step, in the middle of it
+(one client of the site is done, the other is not), and after its answer was written. The run ends, and is the
 uninterrupted one but for rounds in which clients were left out by a named reason."""
 
 import errno

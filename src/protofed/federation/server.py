@@ -9,6 +9,7 @@ from protofed.engine.federation import Federation
 from protofed.federation.enrolling import Central, agree, described, enrolled, server_task
 from protofed.federation.interface import Link
 from protofed.federation.messages import OnMemoryLost
+from protofed.federation.notices import sites_told
 from protofed.federation.runtime import Remote
 from protofed.runs.config.checks import check_sections, check_task
 from protofed.runs.config.config import Config
@@ -19,6 +20,7 @@ from protofed.tasks import ReadsOwnFiles
 from protofed.transforms.chain import UploadPipeline
 
 
+@sites_told
 def prepared(
     link: Link,
     config: Config,

@@ -14,7 +14,7 @@ from protofed.federation import keys
 from protofed.federation.codec import Undecodable, decoded, encoded
 from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
 from protofed.federation.interface import Handler
-from protofed.federation.messages import Answer, Failed, Order
+from protofed.federation.messages import Answer, Failed, Notice, Order, Verdict
 from protofed.federation.policy import SiteSettings
 from protofed.federation.processes import OutOfTime, Worker, WorkerDied
 from protofed.federation.signing import BadSignature, Header, OutOfDate, Seen, Signed, signed, verified
@@ -148,6 +148,8 @@ class SiteProcess:
         if answer is None:
             self.tell(f"{what}: no answer")
             return
+        for why in self._refusals(answer):
+            self.tell(f"{what}: this site does not take part: {one_line(why)}")
         seconds = time.monotonic() - begin
         reply = signed(self._key, "answer", federation, delivery.run, site, header.nonce, answer, time.time())
         self.tell(f"{what}: done in {seconds:.1f} s, {len(answer)} bytes go")
@@ -200,6 +202,14 @@ class SiteProcess:
         failed = tuple(Failed(work.client, Reason.CLIENT_ERROR, why) for work in order.works)
         return encoded(Answer(order.nonce, (), failed))
 
+    def _refusals(self, answer: bytes) -> list[str]:
+        """What the site's verdict refuses, if the answer is one."""
+        try:
+            message = decoded(answer, self.settings.policy.most_bytes)
+        except Undecodable:
+            return []
+        return [f"{name}: {text}" for name, text in message.refusals] if isinstance(message, Verdict) else []
+
     def _named(self, data: bytes) -> str:
         """What was asked, in words."""
         try:
@@ -209,6 +219,8 @@ class SiteProcess:
         if isinstance(message, Order):
             clients = f"{len(message.works)} clients" if len(message.works) != 1 else one_line(message.works[0].client)
             return f"round {message.ticket.round + 1}, {one_line(message.step)}, {clients}"
+        if isinstance(message, Notice):
+            return f"the server does not begin: {one_line('; '.join(message.why))}"
         return f"a {type(message).__name__.lower()}"
 
     def _beat(self) -> None:
