@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Perceptron:
 
 def digits(num_clients: int) -> Task:
     if num_clients > 12:
-        return MinidigitsSkewed(num_clients=num_clients).build()
+        return MinidigitsSkewed(num_clients=num_clients, concentration=10.0).build()
     task = Minidigits().build()
     return own_part(task, sorted(task.clients)[:num_clients])
 
@@ -215,8 +215,8 @@ def proxy(listen: socket.socket, port: int, total: Any) -> None:
                 except OSError:  # the SuperLink is not there yet
                     near.close()
                     continue
-                for one, other in ((near, far), (far, near)):
-                    chosen.register(one, selectors.EVENT_READ, other)
+                chosen.register(near, selectors.EVENT_READ, far)
+                chosen.register(far, selectors.EVENT_READ, near)
                 continue
             one, other = ready.fileobj, ready.data
             assert isinstance(one, socket.socket)
@@ -271,7 +271,7 @@ def federation(folder: Path, task: Task) -> Iterator[tuple[FlowerLink, Path, Any
             kits.enrol(folder, name, keys.public_text(key.public_key()))
             data = SiteData(own_part(task, names[number :: len(SITES)]), task_table(task))
             arguments = (kit, data, f"127.0.0.1:{port}", Notes(notes, name))
-            running.append(PROCESSES.Process(target=site, args=arguments))
+            running.append(PROCESSES.Process(target=site, args=arguments, name=f"site {name}"))
         for process in running:
             process.start()
         with serve.served(kits.read_server(folder), lambda text: None) as link:
@@ -292,7 +292,7 @@ def timed(link: FlowerLink, notes: Notes) -> None:
         send, fetched = session.send, session._fetched  # type: ignore[attr-defined]
 
         def sends(node: int, message: Signed) -> str:
-            name = send(node, message)
+            name: str = send(node, message)
             notes.note("sent")
             return name
 
@@ -378,7 +378,7 @@ def superlink_pid() -> int:
 
 def processor_times(superlink: int) -> dict[str, float]:
     """Seconds that each has worked, in user and system mode."""
-    sites = [pid for pid in children_of(os.getpid()) if pid != superlink]
+    sites = [one.pid for one in multiprocessing.active_children() if one.name.startswith("site") and one.pid]
     workers = [pid for site in sites for pid in children_of(site)]
     own = {"the server": [os.getpid()], "all sites": [*sites, *workers], "the SuperLink": [superlink]}
     return {name: sum(map(processor_time, pids)) for name, pids in own.items()}
@@ -386,7 +386,8 @@ def processor_times(superlink: int) -> dict[str, float]:
 
 def processor_time(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    ticks: int = os.sysconf("SC_CLK_TCK")
+    return (int(fields[11]) + int(fields[12])) / ticks
 
 
 def children_of(pid: int) -> list[int]:
@@ -422,6 +423,7 @@ def row_in_own_process(row: Row) -> Measured:
         found: Measured = mine.recv()
     finally:
         process.join()
+    print(json.dumps(asdict(found)), file=sys.stderr, flush=True)
     return found
 
 

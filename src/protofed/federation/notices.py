@@ -25,7 +25,7 @@ def sites_told(prepare: Callable[Concatenate[Link, P], R]) -> Callable[Concatena
     """The same function; if a run cannot begin, the sites of its link are told why."""
 
     @wraps(prepare)
-    def telling(link: Link, *arguments: P.args, **named: P.kwargs) -> R:
+    def telling(link: Link, /, *arguments: P.args, **named: P.kwargs) -> R:
         try:
             return prepare(link, *arguments, **named)
         except BadInput as error:
