@@ -105,6 +105,8 @@ def wait_for_answer(machines: Machines, site: str) -> None:
 
 def wait_for_all_answers(machines: Machines) -> None:
     """Until all sites have sent their answers of round 2, while the server stands still and cannot take them."""
+    for site in machines.clients:
+        machines.wait_for(site, COMES)
     os.kill(machines.running["serve"].pid, signal.SIGSTOP)
     for site in machines.clients:
         machines.wait_for(site, "round 2, train.*bytes go")

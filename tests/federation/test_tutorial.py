@@ -144,7 +144,9 @@ def test_three_people_do_what_the_page_says(people: People) -> None:
     (line,) = commands(page[STEPS[6]])
     people.types("server", line, name="serve")
     people.wait_for("serve", "all sites take part")
-    assert re.search(r"A: there", people.does("server", "protofed federation status fed"))
+    shown = people.does("server", "protofed federation status fed")
+    assert re.search("^A: there since", shown, re.MULTILINE)
+    assert re.search(r"results/first: \d+ of 10 rounds done$", shown, re.MULTILINE)
     assert people.ended("serve") == 0, people.everything()
     assert "results/first: done" in people.text("serve")
 
