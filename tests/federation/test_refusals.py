@@ -2,6 +2,7 @@
 its log. Refusals within rounds are in test_site.py and test_faults.py, those of the SuperLink in test_superlink.py."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from protofed.federation.messages import Limits, Notice
 from protofed.federation.server import prepared
 from protofed.federation.site import Site
 from protofed.methods import METHODS
+from protofed.runtimes.base import Reason
 
 DITTO = METHODS["ditto"]()
 NONCE = "0" * 32
@@ -94,3 +96,14 @@ def test_a_notice_has_the_same_answer_whatever_it_says(tmp_path: Path) -> None:
     assert answer is not None
     assert decoded(answer, 1000) == Notice(NONCE)
     assert not any("\x1b" in why for why in reasons(site))
+
+
+def test_an_order_that_is_too_large_for_a_site_is_not_sent(tmp_path: Path) -> None:
+    sites = sites_of(tmp_path)
+    sites["west"].limits = Limits(bytes=2000)  # the proposal passes, and no order
+    of = prepared(InProcess(sites), config_of(DITTO), "run-1").federation
+    state = of.advance(of.start())
+    ((client, reason, detail),) = ((one.client, one.reason, one.detail) for one in state.failures)
+    assert (client, reason) == ("eve", Reason.REFUSED_BY_SITE)
+    assert re.fullmatch(r"TOO_MANY_BYTES: an order of \d+ bytes, and its site takes at most 2000", detail)
+    assert not any("unreadable" in line for line in (sites["west"].folder / "log.jsonl").read_text().splitlines())

@@ -48,7 +48,8 @@ def prepared(
     refuse([*check_task(config.evaluation, task)])
     description = described(config, run, sites, central, on_memory_lost)
     training = config.training
-    runtime = Remote(link, description, sites.site_of, training.deadline, resend_after)
+    most_bytes = {site: own.limits.bytes for site, own in sites.enrolments.items()}
+    runtime = Remote(link, description, sites.site_of, training.deadline, resend_after, most_bytes)
     federation = Federation(
         config.method,
         task,
