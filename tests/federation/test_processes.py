@@ -103,7 +103,7 @@ def test_a_worker_that_died_while_it_had_nothing_to_do_is_replaced(worker: Worke
     assert answer is not None
     pid = int(answer.split()[0])
     os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))  # all of its threads have ended
     assert worker.answer(b"abc", 10) == b"cba"
 
 
