@@ -4,7 +4,7 @@ loopback address, beside the runtime `sequential`. Needs the extra `flower`.
 Rounds of 3, 12 and 100 clients on three sites with the method FPL, and rounds of 3 clients with FedAvg and models of 20
 and 200 MB. Each row says how long the first round takes and, as a median, the later ones; where the time of the later
 ones goes; how many bytes pass between sites and SuperLink, TLS and questions for orders included, beside the bytes of
-the messages' tensors; and the most memory that a process needs. The server's state after the last round is compared
+the orders and answers; and the most memory that a process needs. The server's state after the last round is compared
 bit for bit with that of `sequential`. Run it with `python benchmarks/federation.py`; `--only 12 20MB` chooses rows.
 """
 
@@ -246,7 +246,8 @@ class Measured:
     """Seconds of a later round."""
     wire: float
     """Bytes of a later round."""
-    tensors: float
+    messages: float
+    """The same, of orders and answers alone."""
     work: Mapping[str, float]
     """Seconds of processor time of a later round."""
     memory: Mapping[str, float]
@@ -333,7 +334,6 @@ def measured(row: Row) -> Measured:
         "worker of a site": max(line.get("memory", 0.0) for line in lines),
         "SuperLink": superlink,
     }
-    model = wire.num_bytes(config.method.message_for(states[-1], min(task.clients)))
     return Measured(
         row.what,
         near[0][0],
@@ -342,7 +342,7 @@ def measured(row: Row) -> Measured:
         statistics.median(seconds[1:]),
         {what: statistics.median(part[what] for part in parts) for what in parts[0]},
         statistics.median(marks[k + 1][1] - marks[k][1] for k in later),
-        statistics.median(payload(lines, marks[k][0], marks[k + 1][0]) for k in later) or model,
+        statistics.median(payload(lines, marks[k][0], marks[k + 1][0]) for k in later),
         {"sequential": alone}
         | {who: statistics.median(work[k + 1][who] - work[k][who] for k in later) for who in work[0]},
         memory,
@@ -431,7 +431,7 @@ def shown(rows: Sequence[Measured]) -> Iterator[Table]:
     times = Table("", "sequential: first", "later", "sites: first", "later", "on the wire", "messages", "more")
     for row in rows:
         seconds = (row.sequential_first, row.sequential, row.first, row.later)
-        sizes = (f"{row.wire / 1e6:.2f} MB", f"{row.tensors / 1e6:.2f} MB", f"{row.wire / row.tensors - 1:+.1%}")
+        sizes = (f"{row.wire / 1e6:.2f} MB", f"{row.messages / 1e6:.2f} MB", f"{row.wire / row.messages - 1:+.1%}")
         times.add_row(row.what, *(f"{each:.2f} s" for each in seconds), *sizes)
     yield times
     parts = Table("a later round", *(row.what for row in rows))

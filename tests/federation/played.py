@@ -316,6 +316,7 @@ def played(folder: Path, monkeypatch: pytest.MonkeyPatch, happens: Callable[[str
     clock, superlink = ManualClock(), SuperLink()
     monkeypatch.setattr("time.monotonic", clock.monotonic)
     monkeypatch.setattr("time.sleep", clock.advance)
+    monkeypatch.setattr("os.fsync", lambda handle: None)  # processes are killed here, and no machine loses its power
     monkeypatch.setattr(site_process, "POLLS", 0.0)
     monkeypatch.setattr(site_process, "POLLS_IDLE", 0.0)
     real = SiteRun._one

@@ -177,7 +177,7 @@ def is_of_round(body: bytes) -> bool:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("knows", ["its runs", "nothing"])
+@pytest.mark.parametrize("knows", [pytest.param("its runs", marks=pytest.mark.slow), "nothing"])
 def test_the_superlink_is_killed_and_starts_again(moment: str, knows: str, whole: Played, fault: Fault) -> None:
     """Its database has kept everything, or the run has ended there since it was away for too long."""
 
@@ -268,7 +268,7 @@ def test_a_site_s_disk_is_full(moment: str, whole: Played, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("hours", [-1.0, 30.0])
+@pytest.mark.parametrize("hours", [-1.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_a_site_s_clock_goes_wrong(moment: str, hours: float, whole: Played, fault: Fault) -> None:
     """It matters only when an order is taken up."""
     seen = whole.machines["south"].process._seen
