@@ -362,7 +362,7 @@ def parts_of(lines: Sequence[Mapping[str, Any]], begin: float, end: float) -> di
 
 def payload(lines: Sequence[Mapping[str, Any]], begin: float, end: float) -> float:
     """Bytes of the orders and answers of a round."""
-    return sum(line["bytes"] for line in lines if "bytes" in line and begin < line["at"] <= end)
+    return sum(float(line["bytes"]) for line in lines if "bytes" in line and begin < line["at"] <= end)
 
 
 def same(one: Any, other: Any) -> bool:

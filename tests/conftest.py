@@ -1,6 +1,7 @@
 """What all tests share; more helpers are in `doubles.py`."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ settings.load_profile("patient")  # how long an example takes depends on what el
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is imported, and then runs kernels on the CPU
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test starts compiles the package anew
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background job; what tests start would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)  # the tests' tensors are small, and sums must not depend on the machine
 
 TESTS = Path(__file__).parent

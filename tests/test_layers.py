@@ -17,7 +17,7 @@ LAYERS = [
     {"tree"},
     {"nn", "data", "optim", "metrics"},
     {"api"},
-    {"prototypes", "methods", "datasets", "transforms", "privacy"},
+    {"prototypes", "methods", "kernels", "datasets", "transforms", "privacy"},
     {"runtimes", "tasks"},
     {"engine"},
     {"evaluation"},

@@ -28,6 +28,7 @@ from methods.conformance import (
     trained_by_hand,
     whole,
 )
+from methods.sampling import some_methods
 from protofed import METHODS, BadInput, Method, tree
 from protofed.engine.around import unwrapped
 from protofed.engine.federation import Federation
@@ -118,7 +119,7 @@ def test_scale_and_shift_are_still_shared() -> None:
 
 
 @each_choice
-@pytest.mark.parametrize("name", METHODS)
+@some_methods
 def test_uploads_and_the_server_hold_initial_statistics_only_and_dropped_ones_are_not_kept(
     name: str, choice: Any
 ) -> None:

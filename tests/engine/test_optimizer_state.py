@@ -28,6 +28,7 @@ from methods.conformance import (
     trained_by_hand,
     whole,
 )
+from methods.sampling import OF_EACH_KIND
 from protofed import METHODS, Adam, AdamW, BadInput, Method, RmsProp, Sgd, tree
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.requests import Objective
@@ -237,7 +238,9 @@ def ended(of: Federation, rounds: int = 3) -> State:
 WORKING = [name for name in METHODS if not METHODS[name]().needs_fresh_optimizer]
 
 
-@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in OF_EACH_KIND else pytest.mark.slow) for n in WORKING]
+)
 def test_every_method_that_is_not_refused_works(name: str) -> None:
     rounds = 3 if name == "fedpcl" else 2  # in the first round of FedPCL nothing trains
     state = ended(federation(METHODS[name](), **KEPT), rounds)

@@ -38,7 +38,9 @@ RUNTIMES: dict[str, Callable[[], Any]] = {
     "one worker": lambda: Workers(1),
     "cohort": lambda: Cohort("cpu"),
 }
-every_runtime = pytest.mark.parametrize("runtime", RUNTIMES)
+every_runtime = pytest.mark.parametrize(
+    "runtime", ["sequential", "workers", pytest.param("one worker", marks=pytest.mark.slow), "cohort"]
+)
 TRAINING = Training(rounds=3, epochs=1, batch_size=8, seed=3)
 
 Deed = Callable[[ClientContext, Any, Any], Any]

@@ -55,18 +55,25 @@ class Machines:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._starts = 0
 
-    def set_up(self) -> "Machines":
-        names = ",".join(self.clients)
-        self.done("federation", "init", self.federation, "--sites", names, "--address", f"127.0.0.1:{free_port()}")
+    def set_up(self, experiment: Path | None = None) -> "Machines":
+        """With an experiment on own files, sites still have to say where these are, and to be enrolled."""
+        words = ["--sites", ",".join(self.clients), "--address", f"127.0.0.1:{free_port()}"]
+        words += ["--experiment", str(experiment)] if experiment else []
+        self.done("federation", "init", self.federation, *words)
         for site, own in self.clients.items():
             kit = self.kit(site)
             kit.chmod(0o700)
             text = (kit / "site.toml").read_text()
             text = re.sub("^clients = .*", f"clients = {list(own)}".replace("'", '"'), text, flags=re.MULTILINE)
             (kit / "site.toml").write_text(text.replace("min_class_count = 5", "min_class_count = 1"))
-            self.done("site", "key", kit)
-            self.done("federation", "enrol", self.federation, site, kit / f"{site}.pub", "--clients", ",".join(own))
+            if experiment is None:
+                self.done("site", "key", kit)
+                self.enrol(site)
         return self
+
+    def enrol(self, site: str) -> None:
+        clients = ",".join(self.clients[site])
+        self.done("federation", "enrol", self.federation, site, self.kit(site) / f"{site}.pub", "--clients", clients)
 
     def kit(self, site: str) -> Path:
         return self.federation / "kits" / site

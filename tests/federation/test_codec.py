@@ -22,6 +22,8 @@ from protofed.federation.messages import (
     Proposal,
     Question,
     RosterEntry,
+    Shared,
+    Survey,
     Verdict,
     Versions,
     Work,
@@ -36,7 +38,10 @@ ORDER = Order(NONCE, "d", Ticket("run", 3, "round", 1, "m"), "train", "none", Fa
 ANSWER = Answer(NONCE, (Done("ann", b"upload", True), Done("eve", b"")), (Failed("bob", "DIVERGED", "it grew"),))
 DESCRIPTION = Description("run", "[task]", VERSIONS, "c", (RosterEntry("ann", None), RosterEntry("b", "ink", True)))
 MESSAGES = [
+    Survey(NONCE, "[task]"),
+    Shared(NONCE, "{}", (("FEW_ROWS", "5"),)),
     Question(NONCE),
+    Question(NONCE, "{}"),
     Enrolment(NONCE, VERSIONS, "{}", ("ann",), (), {"fedavg": "e"}, Limits(("fedavg",), hours=3)),
     Proposal(NONCE, DESCRIPTION),
     Verdict(NONCE, "d", (("TOO_MANY_EPOCHS", "100"),)),

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import pytest
-
 from federation.grids import grid, states
+from methods.sampling import some_methods
 from protofed.methods import METHODS
 from protofed.testing.federations import after, assert_same, federation, memories
 
 
-@pytest.mark.parametrize("name", METHODS)
+@some_methods
 def test_a_method_over_messages_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     method = METHODS[name]()
     far, sites = grid(tmp_path, method)

@@ -141,7 +141,7 @@ def test_a_site_is_killed_and_starts_again(moment: str, whole: Played, fault: Fa
 def test_the_server_is_killed_and_resumed(moment: str, whole: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before all orders were sent, when some answers came, and when all came but the round was not saved."""
     link, real = whole.superlink, disk.put_folder
-    is_dead = []
+    is_dead: list[int] = []
 
     def kill() -> None:
         if not is_dead:
@@ -322,11 +322,12 @@ def test_a_site_restores_an_old_state(
 
 @pytest.mark.parametrize("moment", ["order", "answer", "answer that Flower knows to be lost"])
 def test_a_message_is_lost(moment: str, whole: Played) -> None:
-    lost = []
+    lost: list[Any] = []
 
     def ordered(site: str, order: Any) -> list[Any]:
         if moment == "order" and site == "south" and is_of_round(order.message.body) and not lost:
-            return lost.append(order) or []
+            lost.append(order)
+            return []
         return [order]
 
     def replied(site: str, order: Any, message: Signed) -> list[Signed | str]:

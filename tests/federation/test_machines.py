@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import time
+import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +17,13 @@ import pytest
 pytest.importorskip("flwr", reason="needs Flower: pip install 'protofed[flower]'")
 
 from federation.machines import Machines
+from federation.own_folders import CLIENTS, given_to_sites, write_images, write_tables
 from protofed import wire
 from protofed.engine.federation import Federation
 from protofed.federation.site_data import own_part
 from protofed.runs.config import config as configuration
+from protofed.runs.config.recording import task_table
+from protofed.runs.config.toml import section_text
 from protofed.testing.federations import after, memories
 
 pytestmark = pytest.mark.slow
@@ -57,14 +63,18 @@ def assert_as_in_one_process(machines: Machines, experiment: Path) -> None:
             return tuple(client for client in own if (round, client) not in absent)
 
     near = Scripted(config.method, own_part(config.task.build(), own), config.training)  # type: ignore[union-attr]
-    state = near.finish(after(config.training.rounds, near))
+    assert_same_states(machines, near)
+
+
+def assert_same_states(machines: Machines, near: Federation) -> None:
+    state = near.finish(after(near.training.rounds, near))
     (last,) = sorted((machines.results / "run" / "checkpoint").glob("0*"))[-1:]
     there = wire.decode_arrays((last / "server.safetensors").read_bytes())
     here = wire.to_arrays(state.server)
     assert there.keys() == here.keys()
     assert all(there[name].equal(here[name]) for name in here), machines.everything()
     kept = memories(state)
-    assert kept.keys() == {*own}
+    assert kept.keys() == {client for clients in machines.clients.values() for client in clients}
     for site, clients in machines.clients.items():
         for client in clients:
             digest = hashlib.sha256(wire.encode(kept[client])).hexdigest()
@@ -174,6 +184,45 @@ def test_the_superlink_is_killed(machines: Machines, moment: str) -> None:
     ended_well(machines, experiment)
     assert "started anew" in machines.text("serve")
     assert left_out(machines) == {}
+
+
+# ---- own files
+
+
+OWN_FILES = {"tables": write_tables, "images": write_images}
+
+
+@pytest.mark.parametrize(("kind", "method"), [("tables", "fpl"), ("images", "fedbn")])
+def test_a_run_with_own_files_in_three_users_folders_is_that_of_one_process(
+    kind: str, method: str, tmp_path: Path
+) -> None:
+    """Nothing but the experiment and the kits passes by hand; each site's files are in its own folder alone."""
+    settings = OWN_FILES[kind](tmp_path / "all")
+    folders = given_to_sites(tmp_path / "users", settings)
+    machines = Machines(tmp_path, CLIENTS)
+    experiment = machines.experiment(method, 3)
+    own_files = section_text("task", task_table(replace(settings, path="")))
+    experiment.write_text(experiment.read_text().replace('[task]\nname = "minidigits"\n', own_files))
+    machines.set_up(experiment)
+    for site, folder in folders.items():
+        path = machines.kit(site) / "site.toml"
+        text = path.read_text().replace('path = ""', f'path = "{folder}"').replace("min_rows = 5", "min_rows = 3")
+        path.write_text(text)
+        machines.done("site", "key", machines.kit(site))
+        machines.enrol(site)
+        assert "BAD" not in machines.done("site", "check", machines.kit(site), "--offline")
+    try:
+        machines.sites()
+        machines.serve(experiment)
+        assert machines.ended("serve") == 0, machines.everything()
+        shutil.rmtree(tmp_path / "users")  # sites have what they need in memory, and the server never had it
+        table = tomllib.loads(experiment.read_text())
+        table["task"]["path"] = settings.path
+        assert_same_states(machines, configuration.parse(table, "here").experiment().federation)
+        for site in CLIENTS:
+            assert '"event": "survey"' in (machines.kit(site) / "state/log.jsonl").read_text()
+    finally:
+        machines.close()
 
 
 def test_nothing_is_left_when_the_server_is_killed(machines: Machines) -> None:

@@ -6,7 +6,9 @@ import pytest
 
 from protofed.errors import BadInput
 from protofed.federation.messages import Limits
+from protofed.federation.own_data import Telling
 from protofed.federation.policy import Policy, read
+from protofed.federation.site_data import SiteData
 
 GOOD = """
 [site]
@@ -30,6 +32,9 @@ most_bytes = 5000000
 most_hours = 1.5
 order_minutes = 2.0
 min_class_count = 6
+min_rows = 7
+columns = ["age"]
+tell_classes = false
 dry_run = true
 """
 
@@ -43,18 +48,21 @@ def test_all_that_a_site_limits_reaches_the_site(tmp_path: Path) -> None:
     found = read(settings(tmp_path))
     limits = Limits(("fedavg", "fpl"), ("small_cnn",), ("train",), 3, 40, 5_000_000, 1.5, 6)
     assert found.policy.limits() == limits
+    assert found.policy.telling() == Telling(False, 6, ("age",), 7)
     assert (found.policy.order_minutes, found.policy.dry_run) == (2.0, True)
     assert (found.site.name, found.site.server, found.clients) == ("A", "server.example.org:8000", ("pen-0", "pen-1"))
 
 
 def test_a_site_has_its_own_clients_examples_alone(tmp_path: Path) -> None:
     data = read(settings(tmp_path)).data()
+    assert isinstance(data, SiteData)
     assert data.clients == ("pen-0", "pen-1")
     assert data.settings["name"] == "minidigits"
 
 
 def test_a_site_that_says_nothing_is_careful() -> None:
     assert Policy().limits().class_count == 5
+    assert Policy().telling() == Telling(True, 5, (), 5)
     assert Policy().most_hours == 24.0
 
 
@@ -78,6 +86,8 @@ def test_a_site_that_says_nothing_is_careful() -> None:
         (":8000", "", "HOST:PORT"),
         ('name = "minidigits"', 'name = "minidigit"', "did you mean 'minidigits'"),
         ('name = "minidigits"', 'name = "os:path"', "data.task.name"),
+        ('name = "minidigits"', 'name = "custom"\npath = "scans"', "data.task.path: must be a full path"),
+        ('name = "minidigits"', 'name = "custom"', "data.task.path: must be a full path"),
         ('[data.task]\nname = "minidigits"', "", "data.task"),
         ('[site]\nname = "A"', "[site]", "site.name"),
     ],

@@ -10,6 +10,7 @@ import torch
 
 from federation.grids import config_of, here, remote, sites_of, states
 from protofed.api.method import Method
+from protofed.api.task import Task
 from protofed.engine.around import Around, At
 from protofed.engine.federation import Federation
 from protofed.engine.secure_settings import SecureSettings
@@ -18,6 +19,7 @@ from protofed.engine.training import Training
 from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
 from protofed.federation.in_process import InProcess
+from protofed.federation.messages import Limits
 from protofed.federation.runtime import ElsewhereStore
 from protofed.federation.server import prepared
 from protofed.federation.site import Site
@@ -272,10 +274,40 @@ def test_settings_that_a_remote_run_cannot_have_are_refused(changes: dict[str, A
         prepared(InProcess(digit_sites(tmp_path)), digits("fpl", **changes), "r1")
 
 
-def test_own_files_are_refused(tmp_path: Path) -> None:
-    config = replace(digits("fedavg"), task=Custom(path=str(tmp_path)))
-    with pytest.raises(BadInput, match=r"task\.name"):
-        prepared(InProcess({}), config, "r1")
+class OfMyOwn:
+    """A task of the user's own code that reads files."""
+
+    def build(self) -> Task:
+        return TASK
+
+    def stamp(self) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("task", "key"),
+    [
+        (OfMyOwn(), r"task\.name"),
+        (Custom(path="/data"), r"task\.path"),
+        (Custom(model="networks:mine"), r"task\.model"),
+    ],
+)
+def test_own_code_and_own_files_at_the_server_are_refused(task: Any, key: str) -> None:
+    with pytest.raises(BadInput, match=key):
+        prepared(InProcess({}), replace(digits("fedavg"), task=task), "r1")
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fpl"])
+def test_what_a_site_finds_too_rare_is_withheld_by_it(name: str, tmp_path: Path) -> None:
+    sites = sites_of(tmp_path, limits=Limits(class_count=2))
+    far = remote(InProcess(sites), config_of(METHODS[name]()))
+    config = config_of(METHODS[name](), uploads=UploadSettings(min_class_count=2))
+    near = Federation(config.method, TASK, config.training, uploads=config.uploads.pipeline())
+    there, here = (of.finish(after(2, of)) for of in (far, near))
+    assert_same(there.server, here.server, "the server's state without rare classes")
+    plain = Federation(config.method, TASK, config.training)
+    with pytest.raises(AssertionError):
+        assert_same(plain.finish(after(2, plain)).server, here.server, "the server's state with them")
 
 
 def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:

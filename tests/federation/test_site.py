@@ -207,7 +207,6 @@ LIMITS: list[tuple[Refusal, Limits]] = [
     (Refusal.NETWORK_NOT_ALLOWED, Limits(networks=("small_cnn",))),
     (Refusal.TOO_MANY_EPOCHS, Limits(epochs=1)),
     (Refusal.TOO_MANY_ROUNDS, Limits(rounds=2)),
-    (Refusal.CLASS_TOO_SMALL, Limits(class_count=3)),
 ]
 
 
@@ -277,7 +276,7 @@ def test_a_site_that_becomes_dry_trains_nothing(north: tuple[Site, Order]) -> No
 
 
 OTHER: list[tuple[Refusal, Callable[[Any], Any]]] = [
-    (Refusal.OTHER_PROTOCOL, lambda d: replace(d, versions=replace(d.versions, protocol=2))),
+    (Refusal.OTHER_PROTOCOL, lambda d: replace(d, versions=replace(d.versions, protocol=1))),
     (Refusal.OTHER_VERSION, lambda d: replace(d, versions=replace(d.versions, protofed="0.0"))),
     (Refusal.OTHER_VERSION, lambda d: replace(d, versions=replace(d.versions, torch="1.0"))),
     (Refusal.OTHER_CODE, lambda d: replace(d, method_digest="0" * 64)),

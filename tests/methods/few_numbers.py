@@ -18,7 +18,6 @@ from protofed.engine.training import Training
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
 from protofed.runtimes.sequential import Sequential
-from protofed.tree import Params
 
 CLASSES, INPUTS, FEATURES = 3, 4, 6
 ROUNDS, EPOCHS, LR, MOMENTUM = 3, 2, 0.05, 0.5
@@ -56,9 +55,3 @@ def after_all_rounds(of: Federation) -> State:
         state = of.advance(state)
     assert not state.failures
     return state
-
-
-def largest_difference(found: Params, expected: Params) -> float:
-    """Between two sets of weights with the same names."""
-    assert found.keys() == expected.keys()
-    return max((found[name] - expected[name]).abs().max().item() for name in expected)

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from methods.conformance import TASK, TRAINING, assert_same, federation, reply_of, usual
-from methods.small_replay import EXAMPLES, SGD, after_three_rounds, batches, largest_difference, network
 from protofed.data.batches import Batch
 from protofed.methods.apfl import APFL, SHARE, mixed_loss, mixture
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.seeds import derive_seed, generator
 from references import apfl
+from references.plain import SGD, SIZE, counted_batches, largest_difference, network
 
 METHOD, FIXED = APFL(), APFL(adaptive=False, initial_share=0.25)
 
@@ -23,7 +23,7 @@ def share_batch(client: str, round: int) -> Iterable[tuple[Tensor, Tensor, Tenso
     data = TASK.clients[client]
     step = derive_seed(TRAINING.seed, "step", client, round, "round", 1)
     order = torch.randperm(len(data), generator=generator(step, "share"))
-    return batches(client, round, 0, 1, data.rows(order[: TRAINING.batch_size]))
+    return counted_batches(client, round, 0, 1, data.rows(order[: TRAINING.batch_size]))
 
 
 @pytest.mark.parametrize("method", [METHOD, FIXED, APFL(share_lr=TRAINING.optimizer.lr)], ids=repr)
@@ -31,12 +31,12 @@ def test_three_rounds_are_those_of_the_reference(method: APFL) -> None:
     """The largest difference of a weight is 3.0e-8."""
 
     def training(client: str, round: int) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-        return batches(client, round, int(method.adaptive))
+        return counted_batches(client, round, int(method.adaptive))
 
     expected, own, shares = apfl.rounds(
-        network(), EXAMPLES, training, share_batch, 3, SGD, method.initial_share, method.adaptive
+        network(), SIZE, training, share_batch, 3, SGD, method.initial_share, method.adaptive
     )
-    found = after_three_rounds(method)
+    found = usual(method, 3)
     assert largest_difference(found.server.params, expected) < 5e-6
     for client, memory in found.memories.items():
         assert largest_difference(memory.own, own[client]) < 5e-6

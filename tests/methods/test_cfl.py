@@ -24,7 +24,7 @@ from protofed.methods.cfl import CFL, Clusters, bipartition, clusters_of, cosine
 from protofed.methods.families import WeightUpload
 from protofed.methods.fedavg import FedAvg
 from references import cfl
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 CUTTING = CFL(stationary_norm=100.0, progress_norm=0.0, first_round=1, linkage="single")
 """Cuts every cluster of three or more from the second round on."""

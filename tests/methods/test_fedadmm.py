@@ -27,7 +27,7 @@ from protofed.methods.families import Weights, WeightUpload
 from protofed.methods.fedadmm import FedADMM
 from protofed.methods.feddyn import FedDyn
 from references import fedadmm
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 METHOD = FedADMM(penalty_weight=0.2)
 OF_AUTHORS = FedADMM(penalty_weight=0.2, server_lr=1.0, measured_from="received")

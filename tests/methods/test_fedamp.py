@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from methods.conformance import CHECKS, SIZES, TASK, after, assert_close, federation, scripted, small_task, usual
-from methods.small_replay import SGD, after_three_rounds, batches, largest_difference, network
 from protofed.api.method import Method
 from protofed.methods.fedamp import FedAMP, by_cosine, by_distance, inner_products
 from protofed.methods.local import LocalOnly
 from references import fedamp
+from references.plain import SGD, counted_batches, largest_difference, network
 
 NEAR = FedAMP(scale=4.0, mixing_rate=0.5, proximal_weight=0.4)
 HEURISTIC = FedAMP(attention="cosine", own_weight=0.3)
@@ -22,9 +22,17 @@ def test_three_rounds_are_those_of_the_reference(method: FedAMP) -> None:
     """The largest difference of a weight is 0: all are equal."""
     own_weight = method.own_weight if method.attention == "cosine" else None
     expected, attention = fedamp.rounds(
-        network(), sorted(SIZES), batches, 3, SGD, method.proximal_weight, method.mixing_rate, method.scale, own_weight
+        network(),
+        sorted(SIZES),
+        counted_batches,
+        3,
+        SGD,
+        method.proximal_weight,
+        method.mixing_rate,
+        method.scale,
+        own_weight,
     )
-    found = after_three_rounds(method)
+    found = usual(method, 3)
     for client, model in expected.items():
         assert largest_difference(found.server.models[client], model) < 5e-6
         assert largest_difference(found.memories[client].params, model) < 5e-6

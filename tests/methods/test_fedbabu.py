@@ -3,19 +3,19 @@
 import torch
 
 from methods.conformance import TASK, TRAINING, after, assert_close, assert_same, federation, reply_of, usual
-from methods.small_replay import EXAMPLES, SGD, after_three_rounds, batches, largest_difference, network
 from protofed.methods._shared.models import CLASSIFIER
 from protofed.methods.fedbabu import FedBABU
 from protofed.nn.networks import matching
 from references import fedbabu
+from references.plain import SGD, SIZE, counted_batches, largest_difference, network
 
 METHOD = FedBABU(fine_tuning_epochs=2)
 
 
 def test_three_rounds_are_those_of_the_reference() -> None:
     """The largest difference of a weight is 3.0e-8."""
-    expected, own = fedbabu.rounds(network(), EXAMPLES, batches, 3, SGD)
-    found = after_three_rounds(METHOD)
+    expected, own = fedbabu.rounds(network(), SIZE, counted_batches, 3, SGD)
+    found = usual(METHOD, 3)
     assert largest_difference(found.server.params, expected) < 5e-6
     assert max(largest_difference(found.memories[client].params, own[client]) for client in own) < 5e-6
     assert largest_difference(found.server.params, network().state_dict()) > 0.01

@@ -23,7 +23,7 @@ from protofed.api.method import Method
 from protofed.methods.fedcp import BANDWIDTHS, FedCP, both_heads, direction, discrepancy, logistic
 from protofed.nn.networks import Model, Networks
 from references import fedcp
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 METHOD = FedCP(discrepancy_weight=5.0)
 TEST = TASK.transform.clean(TASK.tests["domain 0"].x)

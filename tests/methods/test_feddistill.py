@@ -22,7 +22,7 @@ from protofed.methods.feddistill import FedDistill, ScoreSums, summed
 from protofed.methods.local import LocalOnly
 from protofed.prototypes.class_means import Prototypes, no_prototypes
 from references import feddistill
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 METHOD, OF_ALL = FedDistill(), FedDistill(teacher="all")
 PRESENT = [("ann", "bob", "cyd", "dan", "eve"), ("bob", "eve"), ("ann", "bob", "dan")]

@@ -28,7 +28,7 @@ from protofed.methods.fedem import FedEM, Mixture, places, responsibilities
 from protofed.nn.networks import Networks
 from protofed.tree import Params
 from references import fedem
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 METHOD = FedEM()
 TEST = TASK.transform.clean(TASK.tests["domain 0"].x)

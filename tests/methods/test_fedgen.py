@@ -19,7 +19,6 @@ from methods.conformance import (
     federation,
     usual,
 )
-from methods.small_replay import SGD, after_three_rounds, batches, largest_difference, network
 from protofed.data.batches import training_plan
 from protofed.data.transforms import Transform
 from protofed.methods.fedavg import FedAvg
@@ -27,6 +26,7 @@ from protofed.methods.fedgen import GENERATOR, NOISE, FedGen, Generator, likenes
 from protofed.nn.networks import Networks, matching
 from protofed.seeds import derive_seed, normal
 from references import fedgen
+from references.plain import SGD, counted_batches, largest_difference, network
 
 LABELS = {client: data.labels for client, data in TASK.clients.items()}
 METHOD = FedGen(
@@ -40,7 +40,7 @@ def client_batches(client: str, round: int) -> Iterator[tuple[Tensor, ...]]:
     step = derive_seed(TRAINING.seed, "step", client, round, "round", 1)
     draws = torch.Generator().manual_seed(derive_seed(step, "request", 0))
     plan = training_plan(TASK.clients[client], TRAINING.batch_size, TRAINING.epochs, TASK.transform, draws)
-    for number, (x, y, counts) in zip(plan.number, batches(client, round), strict=True):
+    for number, (x, y, counts) in zip(plan.number, counted_batches(client, round), strict=True):
         noise, other, chance = normal(number, len(y), 2 * NOISE + CLASSES).split([NOISE, NOISE, CLASSES], dim=-1)
         yield x, y, counts, noise, torch.where(KNOWN, chance, -torch.inf).argmax(-1), other
 
@@ -62,7 +62,7 @@ def test_three_rounds_are_those_of_the_reference() -> None:
     expected, made = fedgen.rounds(
         network(), generator.layers, LABELS, client_batches, generator_batches, 3, SGD, settings
     )
-    found = after_three_rounds(METHOD).server
+    found = usual(METHOD, 3).server
     assert largest_difference(found.params, expected) < 1e-5
     assert largest_difference(found.generator, {f"generator.layers.{n}": leaf for n, leaf in made.items()}) < 1e-5
     assert largest_difference(found.generator, initial) > 0.01

@@ -17,12 +17,13 @@ from methods.conformance import (
     reply_of,
     usual,
 )
-from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, largest_difference, network
+from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, network
 from methods.few_numbers import federation as of_few_numbers
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedhkd import FedHKD, Knowledge, State, Upload, no_knowledge
 from protofed.prototypes.class_means import ClassSums
 from references import fedhkd as reference
+from references.plain import largest_difference
 
 ZERO = identity_model([[0.0, 0.0], [0.0, 0.0]])
 

@@ -23,7 +23,7 @@ from protofed.api.method import Method
 from protofed.methods.fedkd import FedKD, divergence, moved, thinned
 from protofed.nn.networks import Networks
 from references import fedkd
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 METHOD = FedKD()
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from methods.conformance import CHECKS, TASK, assert_same, batch_of, federation, identity_model, small_task, usual
-from methods.small_replay import SGD, after_three_rounds, batches, largest_difference, network
 from protofed.api.method import Method
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedlc import FedLC, calibrated, loss_against_others
 from protofed.prototypes.contrast import ABSENT
 from references import fedlc
+from references.plain import SGD, counted_batches, largest_difference, network
 
 LABELS = {client: data.labels for client, data in TASK.clients.items()}
 PAPER = FedLC(competitors="other classes")
@@ -22,8 +22,8 @@ PAPER = FedLC(competitors="other classes")
 def test_three_rounds_are_those_of_the_reference(method: FedLC) -> None:
     """The largest difference of a weight is 1.2e-7."""
     with_true = method.competitors == "all classes"
-    expected = fedlc.rounds(network(), LABELS, batches, 3, SGD, method.margin_weight, with_true)
-    assert largest_difference(after_three_rounds(method).server.params, expected) < 5e-6
+    expected = fedlc.rounds(network(), LABELS, counted_batches, 3, SGD, method.margin_weight, with_true)
+    assert largest_difference(usual(method, 3).server.params, expected) < 5e-6
 
 
 def test_scores_are_lowered_by_the_fourth_root_of_the_count_and_absent_classes_are_out() -> None:

@@ -26,7 +26,6 @@ from methods.few_numbers import (
     ROUNDS,
     after_all_rounds,
     clients,
-    largest_difference,
     network,
 )
 from methods.few_numbers import federation as of_few_numbers
@@ -47,6 +46,7 @@ from protofed.nn.networks import Parts, matching, without
 from protofed.optim.optimizers import Sgd
 from protofed.prototypes.class_means import Prototypes, no_prototypes
 from references import fedpac as reference
+from references.plain import largest_difference
 
 
 def prototypes(means: list[list[float]], counts: list[float]) -> Prototypes:

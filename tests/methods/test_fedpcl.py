@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.conformance import CLASSES, TASK, assert_same, batch_of, federation, reply_of, scripted, usual
-from methods.few_numbers import EPOCHS, FEATURES, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, largest_difference
+from methods.few_numbers import EPOCHS, FEATURES, LR, MOMENTUM, ROUNDS, after_all_rounds, clients
 from methods.few_numbers import federation as of_few_numbers
 from protofed import wire
 from protofed.methods.fedpcl import FedPCL, Own, Shared, prototype_contrast
 from protofed.nn.networks import Model, Networks
 from protofed.prototypes.class_means import Prototypes
 from references import fedpcl as reference
+from references.plain import largest_difference
 
 SMALL = FedPCL(width=16)
 

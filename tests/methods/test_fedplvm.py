@@ -18,12 +18,13 @@ from methods.conformance import (
     reply_of,
     usual,
 )
-from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, largest_difference, network
+from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, network
 from methods.few_numbers import federation as of_few_numbers
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedplvm import FedPLVM, Targets, coarsest_means, correction, joined, sparse_contrast
 from protofed.prototypes.class_means import Prototypes
 from references import fedplvm as reference
+from references.plain import largest_difference
 
 # Two pairs of directions, near (1, 0) and near (0, 1).
 PAIRS = torch.tensor([[4.0, 0.0], [2.0, 0.2], [0.0, 3.0], [0.1, 1.0]])

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from methods.conformance import TASK, assert_same, federation, reply_of, small_network, usual
-from methods.small_replay import SGD, after_three_rounds, batches, largest_difference, network
 from protofed import tree
 from protofed.data.batches import batch_at, training_plan
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedrod import FedROD, balanced
 from protofed.prototypes.contrast import ABSENT
 from references import fedrod
+from references.plain import SGD, counted_batches, largest_difference, network
 
 LABELS = {client: data.labels for client, data in TASK.clients.items()}
 METHOD = FedROD()
@@ -21,8 +21,8 @@ METHOD = FedROD()
 @pytest.mark.parametrize("method", [METHOD, FedROD(balance=0.5)], ids=repr)
 def test_three_rounds_are_those_of_the_reference(method: FedROD) -> None:
     """The largest difference of a weight is 6.0e-8."""
-    expected, heads = fedrod.rounds(network(), LABELS, batches, 3, SGD, method.balance)
-    found = after_three_rounds(method)
+    expected, heads = fedrod.rounds(network(), LABELS, counted_batches, 3, SGD, method.balance)
+    found = usual(method, 3)
     assert largest_difference(found.server.params, expected) < 5e-6
     for client, head in heads.items():
         named = {f"personal.{name}": leaf for name, leaf in head.items()}

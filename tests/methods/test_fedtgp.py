@@ -22,7 +22,7 @@ from methods.conformance import (
     usual,
 )
 from methods.few_numbers import CLASSES as FEW_CLASSES
-from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, largest_difference, network
+from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, network
 from methods.few_numbers import FEATURES as FEW_FEATURES
 from methods.few_numbers import federation as of_few_numbers
 from protofed import wire
@@ -30,6 +30,7 @@ from protofed.methods.fedtgp import FedTGP, generated, initial_generator, larges
 from protofed.methods.local import LocalOnly
 from protofed.prototypes.class_means import Prototypes
 from references import fedtgp as reference
+from references.plain import largest_difference
 
 NAMES = {"embedding": "embedding.weight"}
 """What the reference calls some of the server's weights."""

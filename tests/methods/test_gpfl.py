@@ -24,7 +24,7 @@ from protofed.methods.families import Weights
 from protofed.methods.gpfl import GPFL, ConditionalValve, OwnHead, cosines
 from protofed.nn.networks import Model, Networks
 from references import gpfl
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 METHOD = GPFL()
 TEST = TASK.transform.clean(TASK.tests["domain 0"].x)

@@ -22,7 +22,7 @@ from methods.conformance import (
 from protofed.api.method import Method
 from protofed.methods.knn_per import KnnPer, Memorised, best_mixing, neighbour_shares
 from references import knn_per
-from references.replayed import largest_difference
+from references.plain import largest_difference
 
 METHOD, TUNED = KnnPer(neighbours=3), KnnPer(neighbours=3, validation=0.3, capacity=4)
 TEST = TASK.transform.clean(TASK.tests["domain 0"].x)

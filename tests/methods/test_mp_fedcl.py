@@ -18,13 +18,14 @@ from methods.conformance import (
     reply_of,
     usual,
 )
-from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, largest_difference, network
+from methods.few_numbers import EPOCHS, LR, MOMENTUM, ROUNDS, after_all_rounds, clients, network
 from methods.few_numbers import federation as of_few_numbers
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.mp_fedcl import MPFedCL, Pool, clustered, pooled, supervised_contrast
 from protofed.prototypes.class_means import Prototypes
 from protofed.tree import named_leaves
 from references import mp_fedcl as reference
+from references.plain import largest_difference
 
 
 def test_prototypes_are_the_means_of_clusters_of_a_class() -> None:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from methods.conformance import CHECKS, TASK, TRAINING, after, assert_same, batch_of, federation, small_task, usual
-from methods.small_replay import EXAMPLES, SGD, after_three_rounds, batches, largest_difference, network
 from protofed.api.method import Method
 from protofed.api.task import Task
 from protofed.data.batches import Data
@@ -17,6 +16,7 @@ from protofed.methods.per_fedavg import PerFedAvg, parted
 from protofed.nn.networks import Networks, Parts
 from protofed.seeds import derive_seed, generator
 from references import per_fedavg
+from references.plain import SGD, SIZE, counted_batches, largest_difference, network
 
 FIRST_ORDER = PerFedAvg(adaptation_lr=0.1, adaptation_steps=2)
 HESSIAN_FREE = PerFedAvg(adaptation_lr=0.1, hessian="by differences")
@@ -26,7 +26,7 @@ def adaptation_batch(client: str, round: int) -> Iterable[tuple[Tensor, Tensor, 
     data = TASK.clients[client]
     step = derive_seed(TRAINING.seed, "step", client, round, "round", 1)
     order = torch.randperm(len(data), generator=generator(step, "adaptation"))
-    return batches(client, round, 1, 1, data.rows(order[: TRAINING.batch_size]))
+    return counted_batches(client, round, 1, 1, data.rows(order[: TRAINING.batch_size]))
 
 
 @pytest.mark.parametrize("method", [PerFedAvg(adaptation_lr=0.1), HESSIAN_FREE], ids=["FO", "HF"])
@@ -34,9 +34,9 @@ def test_three_rounds_are_those_of_the_reference(method: PerFedAvg) -> None:
     """The largest difference of a weight is 3.0e-8 without the Hessian and 1.2e-7 with it."""
     delta = None if method is not HESSIAN_FREE else method.difference
     expected, own = per_fedavg.rounds(
-        network(), EXAMPLES, batches, adaptation_batch, 3, SGD, method.adaptation_lr, delta, 1
+        network(), SIZE, counted_batches, adaptation_batch, 3, SGD, method.adaptation_lr, delta, 1
     )
-    found = after_three_rounds(method)
+    found = usual(method, 3)
     assert largest_difference(found.server.params, expected) < 5e-6
     for client, adapted in own.items():
         assert largest_difference(found.memories[client].params, adapted) < 5e-6

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from methods.conformance import TASK, TRAINING, after, assert_close, federation, usual
-from methods.small_replay import EXAMPLES, LR, after_three_rounds, batches, largest_difference, network
 from protofed.errors import BadInput
 from protofed.methods.fedavg import FedAvg
 from protofed.methods.pfedme import MoreauDescent, PFedMe
 from protofed.optim.optimizers import Sgd
 from protofed.tree import Params
 from references import pfedme
+from references.plain import SGD, SIZE, counted_batches, largest_difference, network
 
 METHOD = PFedMe(attraction=4.0, inner_steps=3, copy_lr=0.1)
 
@@ -20,16 +20,16 @@ def test_three_rounds_are_those_of_the_reference(method: PFedMe) -> None:
     """The largest difference of a weight is 2.4e-7."""
     expected, own = pfedme.rounds(
         network(),
-        EXAMPLES,
-        batches,
+        SIZE,
+        counted_batches,
         3,
-        method.personal_lr or LR,
+        method.personal_lr or SGD["lr"],
         method.attraction,
         method.inner_steps,
         method.copy_lr,
         method.server_lr,
     )
-    found = after_three_rounds(method)
+    found = usual(method, 3)
     assert largest_difference(found.server.params, expected) < 5e-6
     for client, personal in own.items():
         assert largest_difference(found.memories[client].params, personal) < 5e-6

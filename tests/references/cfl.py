@@ -3,20 +3,13 @@
 The paper's bipartition is the one whose highest similarity across the cut is lowest; it is found here by trying all.
 """
 
-from functools import partial
 from itertools import combinations
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data.batches import Batch
-from references.replayed import CLIENTS, SIZE, Modules, State, batches, load, mean, state_of, train
-
-
-def objective(modules: Modules, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-    rows = batch.weight > 0
-    return F.cross_entropy(modules["classifier"](modules["features"](x))[rows], y[rows])
+from references.plain import CLIENTS, SIZE, Modules, State, batches, load, mean, state_of, train
 
 
 def rounds(
@@ -29,7 +22,7 @@ def rounds(
         trained, way = {}, {}
         for client in CLIENTS:
             load(modules, models[client])
-            train(modules, batches(client, number), partial(objective, modules))
+            train(modules, batches(client, number))
             trained[client] = state_of(modules)
             way[client] = torch.cat([(trained[client][n] - models[client][n]).flatten() for n in names])
         parted: list[tuple[str, ...]] = []

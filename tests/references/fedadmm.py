@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.data.batches import Batch
-from references.replayed import CLIENTS, SIZE, Modules, State, batches, load, state_of, train
+from references.plain import CLIENTS, SIZE, Modules, State, batches, load, state_of, train
 
 
-def lagrangian(modules: Modules, theta: State, y: State, rho: float, x: Tensor, label: Tensor, batch: Batch) -> Tensor:
+def lagrangian(theta: State, y: State, rho: float, modules: Modules, batch: Batch) -> Tensor:
+    x, label = batch.x, batch.y
     rows = batch.weight > 0
     value = F.cross_entropy(modules["classifier"](modules["features"](x))[rows], label[rows])
     for part, module in modules.items():
@@ -36,7 +37,7 @@ def rounds(modules: Modules, initial: State, present: list[tuple[str, ...]], rho
         delta = {n: torch.zeros_like(leaf) for n, leaf in theta.items()}
         for client in clients:
             load(modules, theta)
-            train(modules, batches(client, number), partial(lagrangian, modules, theta, y[client], rho))
+            train(modules, batches(client, number), partial(lagrangian, theta, y[client], rho))
             trained = state_of(modules)
             for n, leaf in trained.items():
                 change = leaf - theta[n]

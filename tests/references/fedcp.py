@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.data.batches import Batch
-from references.replayed import CLIENTS, Modules, State, batches, load, mean, state_of, train
+from references.plain import CLIENTS, Modules, State, batches, load, mean, state_of, train
 
 DIM = 8
 
@@ -39,9 +39,8 @@ def mmd(x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-def objective(
-    modules: Modules, received: nn.Module, context: Tensor, lam: float, x: Tensor, y: Tensor, batch: Batch
-) -> Tensor:
+def objective(received: nn.Module, context: Tensor, lam: float, modules: Modules, batch: Batch) -> Tensor:
+    x, y = batch.x, batch.y
     z, rows = modules["features"](x), batch.weight > 0
     uniform = torch.special.ndtr(batch.normal(*z.shape).double())
     noise = (uniform / (1 - uniform)).log().float()
@@ -68,8 +67,8 @@ def rounds(
         for client in CLIENTS:
             load(modules, {**shared, **heads[client]})
             received = copy.deepcopy(modules["features"])
-            loss = partial(objective, modules, received, context_of(heads[client]), lam)
-            train(modules, batches(client, number), loss, frozen=("shared_head",))
+            loss = partial(objective, received, context_of(heads[client]), lam)
+            train(modules, batches(client, number), loss, ("features", "classifier", "policy"))
             state = state_of(modules)
             heads[client] = {n: state[n] for n in heads[client]}
             trained[client] = {n: state[n] for n in shared}

@@ -12,15 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protofed.data.batches import Batch
-from references.replayed import CLIENTS, SIZE, Modules, State, batches, load, state_of, train
+from references.plain import CLIENTS, SIZE, Modules, State, batches, load, state_of, train
 
 Teacher = dict[int, Tensor]
 """Scores by class."""
 
 
-def objective(
-    modules: Modules, teacher: Teacher, gamma: float, seen: list[tuple[int, Tensor]], x: Tensor, y: Tensor, batch: Batch
-) -> Tensor:
+def objective(teacher: Teacher, gamma: float, seen: list[tuple[int, Tensor]], modules: Modules, batch: Batch) -> Tensor:
+    x, y = batch.x, batch.y
     scores = modules["classifier"](modules["features"](x))
     rows = [k for k in range(len(y)) if batch.weight[k] > 0]
     value = scores.new_zeros(())
@@ -49,7 +48,7 @@ def rounds(
                     teacher[label] = torch.stack(given).mean(0)
             load(modules, models[client])
             seen: list[tuple[int, Tensor]] = []
-            train(modules, batches(client, number), partial(objective, modules, teacher, gamma, seen))
+            train(modules, batches(client, number), partial(objective, teacher, gamma, seen))
             models[client] = state_of(modules)
             of_class = defaultdict(list)
             for label, scores in seen[-SIZE[client] :]:  # of the last epoch

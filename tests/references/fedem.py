@@ -13,10 +13,11 @@ from torch import Tensor
 
 from protofed.data.batches import Batch
 from protofed.testing.federations import TASK
-from references.replayed import CLIENTS, Modules, State, batches, examples, load, mean, state_of, train
+from references.plain import CLIENTS, Modules, State, batches, examples, load, mean, state_of, train
 
 
-def objective(modules: Modules, q: dict[int, float], x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+def objective(q: dict[int, float], modules: Modules, batch: Batch) -> Tensor:
+    x, y = batch.x, batch.y
     """`q` by row of the client's store."""
     rows = [k for k in range(len(y)) if batch.weight[k] > 0]
     scores = modules["classifier"](modules["features"](x))
@@ -44,7 +45,7 @@ def rounds(modules: Modules, components: list[State], num_rounds: int) -> tuple[
             for m, state in enumerate(components):
                 load(modules, state)
                 by_row = {row: q[s][m] for s, row in enumerate(store)}
-                train(modules, batches(client, number, fit=1), partial(objective, modules, by_row))
+                train(modules, batches(client, number, fit=1), partial(objective, by_row))
                 trained[m][client] = state_of(modules)
         components = [mean(of_component) for of_component in trained]
     return components, pi

@@ -9,12 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protofed.data.batches import Batch
-from references.replayed import CLIENTS, Modules, State, batches, load, mean, state_of, train
+from references.plain import CLIENTS, Modules, State, batches, load, mean, state_of, train
 
 DIM = 8
 
 
-def objective(modules: Modules, least: float, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
+def objective(least: float, modules: Modules, batch: Batch) -> Tensor:
+    x, y = batch.x, batch.y
     rows = batch.weight > 0
     h_t, h_s = modules["features"](x)[rows], modules["mentee_features"](x)[rows]
     t, s = modules["classifier"](h_t), modules["mentee_classifier"](h_s)
@@ -63,7 +64,7 @@ def rounds(
         uploads = {}
         for client in CLIENTS:
             load(modules, {**mentee, **kept[client]})
-            train(modules, batches(client, number), partial(objective, modules, least))
+            train(modules, batches(client, number), partial(objective, least))
             state = state_of(modules)
             kept[client] = {n: state[n] for n in kept[client]}
             uploads[client] = sent(mentee, state)

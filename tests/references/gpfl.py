@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from protofed.data.batches import Batch
 from protofed.testing.federations import TASK
-from references.replayed import CLIENTS, SIZE, Modules, State, batches, load, mean, state_of, train
+from references.plain import CLIENTS, SIZE, Modules, State, batches, load, mean, state_of, train
 
 CLASSES, DIM = 4, 8
 
@@ -32,9 +32,8 @@ def shares(client: str) -> Tensor:
     return torch.tensor([labels.count(c) / SIZE[client] for c in range(CLASSES)])
 
 
-def objective(
-    modules: Modules, frozen: Tensor, share: Tensor, lam: float, mu: float, x: Tensor, y: Tensor, batch: Batch
-) -> Tensor:
+def objective(frozen: Tensor, share: Tensor, lam: float, mu: float, modules: Modules, batch: Batch) -> Tensor:
+    x, y = batch.x, batch.y
     generic, personal = frozen.sum(0) / CLASSES, sum((share[c] * frozen[c] for c in range(CLASSES)), torch.zeros(DIM))
     features = modules["features"](x)
     table = modules["categories"](torch.arange(CLASSES))
@@ -60,7 +59,7 @@ def rounds(
         for client in CLIENTS:
             load(modules, {**shared, **heads[client]})
             frozen = shared["categories.weight"]
-            train(modules, batches(client, number), partial(objective, modules, frozen, shares(client), lam, mu))
+            train(modules, batches(client, number), partial(objective, frozen, shares(client), lam, mu))
             state = state_of(modules)
             heads[client] = {n: state[n] for n in heads[client]}
             trained[client] = {n: state[n] for n in shared}

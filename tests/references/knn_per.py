@@ -1,19 +1,11 @@
 """Three rounds of kNN-Per in plain torch (Marfoq and others, ICML 2022): FedAvg, then neighbours one by one."""
 
-from functools import partial
 from math import exp
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from protofed.data.batches import Batch
-from references.replayed import CLIENTS, Modules, State, batches, examples, load, mean, state_of, train
-
-
-def objective(modules: Modules, x: Tensor, y: Tensor, batch: Batch) -> Tensor:
-    rows = batch.weight > 0
-    return F.cross_entropy(modules["classifier"](modules["features"](x))[rows], y[rows])
+from references.plain import CLIENTS, Modules, State, batches, examples, load, mean, state_of, train
 
 
 def averaged(modules: Modules, initial: State, num_rounds: int) -> State:
@@ -23,7 +15,7 @@ def averaged(modules: Modules, initial: State, num_rounds: int) -> State:
         trained = {}
         for client in CLIENTS:
             load(modules, state)
-            train(modules, batches(client, number), partial(objective, modules))
+            train(modules, batches(client, number))
             trained[client] = state_of(modules)
         state = mean(trained)
     return state

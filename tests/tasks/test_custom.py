@@ -18,6 +18,7 @@ from protofed.datasets.images import decoded
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
 from protofed.tasks.custom import Custom, SiteExamples, split_sites, untested_classes
+from protofed.tasks.custom.shares import agreed
 
 Draw = Callable[..., Path]
 
@@ -619,3 +620,57 @@ def test_a_class_that_only_the_held_out_site_has_is_said(tmp_path: Path, caplog:
     settings = tables(tmp_path, north="x,y 1,a 2,b 3,a 4,b", west="x,y 1,a 2,c 3,a 4,c")
     replace(settings, hold_out=["west"]).build()
     assert "only west, which is held out, has class c" in caplog.text
+
+
+# ---- what is told of few rows
+
+
+def test_of_few_rows_neither_words_nor_sums_are_told(tmp_path: Path) -> None:
+    """Three training rows of four are `x` or `z`; `n` has a value in one row alone."""
+    lines = "age,w,n,y " + " ".join(
+        f"{age},{'xxxxz'[age % 5]},{'7777777' if age == 3 else ''},{age % 2}" for age in range(20)
+    )
+    settings = replace(tables(tmp_path, north=lines, south=lines), min_rows=5)
+    shares = settings.read().shares
+    assert shares["north"].columns["w"].words == ("x",)  # type: ignore[union-attr]
+    sums = shares["north"].columns["n"].sums  # type: ignore[union-attr]
+    assert sums is not None
+    assert (sums.count, sums.total, sums.squares) == (0, 0.0, 0.0)
+    assert "7777777" not in repr(shares)
+    encoder = settings.build().preprocessing.encoder  # type: ignore[union-attr]
+    assert encoder.features == ("age", "w=x", "w other", "w missing", "n", "n missing")
+
+
+def test_every_site_comes_to_its_own_part_of_the_task_by_what_all_agreed(tmp_path: Path) -> None:
+    rows = ["3,x,0", "4,y,1", "5,x,0", "7.5,x,1", ",y,0", "9,x,1", "11,z,0", "2,x,1"]
+    settings = tables(
+        tmp_path, **{name: "age,w,y " + " ".join(rows[k:] + rows[:4]) for k, name in enumerate(("a", "b-c", "b"))}
+    )
+    whole = settings.build()
+    parts = {name: settings.read([name]) for name in ("b", "a", "b-c")}
+    prepared = agreed({name: own.shares[name] for name, own in parts.items()}, settings)
+    assert prepared.files == whole.preprocessing
+    for name, own in parts.items():
+        task = settings.made(own, prepared)
+        assert [*task.clients] == [name]
+        for one, other in ((task.clients, whole.clients), (task.local_tests, whole.local_tests)):
+            assert torch.equal(one[name].inputs(one[name].index), other[name].inputs(other[name].index))
+            assert torch.equal(one[name].labels, other[name].labels)
+
+
+def test_an_example_of_a_class_that_was_not_agreed_on_is_refused(tmp_path: Path, draw: Draw) -> None:
+    settings = folder(tmp_path, draw, north={"a": 4, "b": 4, "c": 4})
+    own = settings.read()
+    prepared = replace(agreed(own.shares, settings), classes=("a", "c"))
+    with pytest.raises(BadInput, match="north has examples of b, which is none of the classes"):
+        settings.made(own, prepared)
+
+
+def test_damaged_images_of_all_sites_are_counted_together(tmp_path: Path, draw: Draw) -> None:
+    settings = replace(folder(tmp_path, draw, north={"a": 50, "b": 49}, south={"a": 50, "b": 50}), skip_damaged=True)
+    (tmp_path / "north/b/x.png").write_bytes(b"")
+    (tmp_path / "north/b/y.png").write_bytes(b"")
+    shares = settings.read().shares
+    assert agreed(shares, settings).classes == ("a", "b")
+    with pytest.raises(BadInput, match=r"2 of 101 files are damaged.*: north 2"):
+        agreed({"north": shares["north"]}, settings)

@@ -31,11 +31,20 @@ def init(
         str,
         typer.Option(metavar="HOST:PORT", help="Where the server listens; by default on all networks of the machine."),
     ] = "",
+    experiment: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="An experiment, whose task is written into the kits; else minidigits is."),
+    ] = None,
 ) -> None:
     """Make the server's folder and a kit for each site, and say what goes to whom."""
     from protofed.federation import keys, kits
 
-    server = kits.init(folder, [name.strip() for name in sites.split(",")], address, listen)
+    task = {"name": "minidigits"}
+    if experiment is not None:
+        from protofed.runs.config import config as configuration
+
+        task = configuration.load(experiment, data_elsewhere=True).resolved()["task"]
+    server = kits.init(folder, [name.strip() for name in sites.split(",")], address, listen, task)
     say(f"{server.path}  stays here. It holds secrets: nobody else may read it")
     for site in server.sites:
         say(f"{folder / 'kits' / site}  goes to site {site}. It holds no secret")

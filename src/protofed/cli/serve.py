@@ -53,7 +53,7 @@ def serve(
     def tell(text: str) -> None:
         err.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False, soft_wrap=True)
 
-    config = configuration.load(experiment, set_ or [])
+    config = configuration.load(experiment, set_ or [], data_elsewhere=True)
     server = serving.present(kits.read_server(federation), without or ())
     folder = RunFolder(run_folder) if run_folder else folder_of(config, out_dir)
     if folder.is_done:

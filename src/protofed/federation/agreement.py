@@ -67,10 +67,6 @@ def _beyond(plan: Plan, data: SiteData, limits: Limits) -> Iterator[Refused]:
         yield Refusal.TOO_MANY_EPOCHS, f"{epochs} epochs, and this site trains at most {limits.epochs}"
     if training.rounds > limits.rounds:  # guard: site-s-rounds
         yield Refusal.TOO_MANY_ROUNDS, f"{training.rounds} rounds, and this site takes part in at most {limits.rounds}"
-    small = sorted(client for client, size in data.smallest_class.items() if size < limits.class_count)
-    if small:  # guard: site-s-smallest-class
-        what = f"a class of fewer than {limits.class_count} examples"
-        yield Refusal.CLASS_TOO_SMALL, f"{what}: {', '.join(small)}"
 
 
 def sentence(found: Sequence[Refused]) -> str:

@@ -5,7 +5,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TypeVar
@@ -29,8 +29,10 @@ from protofed.federation.messages import (
     Question,
     Refusal,
     RosterEntry,
+    Shared,
     Verdict,
 )
+from protofed.federation.own_formats import read_preparation
 from protofed.federation.plan import config_text, digest_of_methods, method_digests, plan_of, versions
 from protofed.federation.site_data import blank_examples, own_rows
 from protofed.models.formats import DTYPES, Client, NetworkByName, Outline, outline_of, preprocessing_of, read
@@ -50,7 +52,7 @@ MOST_EXAMPLES = 10_000_000
 MOST_WEIGHTS = 2_000_000_000
 """Of a network that a site names."""
 
-M = TypeVar("M", Enrolment, Verdict)
+M = TypeVar("M", Shared, Enrolment, Verdict)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Central:
     """Builds clients' networks. Without it they are built by the names that sites give."""
     outline: Outline | None = None
     """What sites must say of their tasks too, but for their clients."""
+    preparation: str = ""
+    """How sites' own files are prepared, as all have agreed; empty if the task is one of protofed's."""
 
     @classmethod
     def of(cls, task: Task) -> "Central":
@@ -97,29 +101,52 @@ class Central:
         return cls(tests, task.public and own_rows(task.public), task.model, outline_of(task))
 
 
-def enrolled(link: Link, seconds: float, speakers: Mapping[str, Collection[ClientId]] | None = None) -> Enrolled:
+def enrolled(
+    link: Link, seconds: float, speakers: Mapping[str, Collection[ClientId]] | None = None, preparation: str = ""
+) -> Enrolled:
     """Asks every site of a link what it enrols. Raises BadInput with all that is wrong, by site. `speakers` has, for
-    some sites, the only clients that they may speak for."""
-    answers = _asked(link, Question, Enrolment, seconds)
+    some sites, the only clients that they may speak for. `preparation` is what sites with own files agreed on."""
+    answers = asked(link, lambda nonce: Question(nonce, preparation), Enrolment, seconds)
     problems, outlines, owner = list[str](), dict[str, Outline](), dict[ClientId, str]()
     for site, enrolment in answers.items():
         problems += [f"{site}: {name}: {text}" for name, text in other_versions(versions(), enrolment.versions)]
+        problems += refused(site, enrolment.refusals)
+        if enrolment.refusals:
+            continue
         try:
             outlines[site] = outline = read(Outline, enrolment.outline.encode(), f"what {site} enrols")
         except BadInput as error:
             problems.append(f"{site}: {printable(str(error))}")
             continue
+        problems += other_clients(site, outline.clients, owner, speakers)
         for client, facts in outline.clients.items():
-            if client in owner:  # guard: a-client-has-one-site
-                problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: {client!r} is a client of {owner[client]} too")
-            if speakers and client not in speakers.get(site, (client,)):  # guard: sites-speak-for-enrolled-clients
-                problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: its key may not speak for {printable(client)!r}")
-            owner[client] = site
-            if not client.isprintable() or len(client) > 200 or facts.examples > MOST_EXAMPLES:
+            if facts.examples > MOST_EXAMPLES:
                 problems.append(f"{site}: {Refusal.OTHER_CLIENTS}: {printable(client)!r}, {facts.examples} examples")
     if problems:
         raise BadInput("\n".join(problems))
     return Enrolled(answers, outlines)
+
+
+def other_clients(
+    site: str,
+    clients: Iterable[ClientId],
+    owner: dict[ClientId, str],
+    speakers: Mapping[str, Collection[ClientId]] | None,
+) -> Iterator[str]:
+    """What is wrong with the clients that a site speaks for. `owner` has those of other sites, and is given these."""
+    for client in clients:
+        if client in owner:  # guard: a-client-has-one-site
+            yield f"{site}: {Refusal.OTHER_CLIENTS}: {client!r} is a client of {owner[client]} too"
+        if speakers and client not in speakers.get(site, (client,)):  # guard: sites-speak-for-enrolled-clients
+            yield f"{site}: {Refusal.OTHER_CLIENTS}: its key may not speak for {printable(client)!r}"
+        if not client.isprintable() or len(client) > 200:
+            yield f"{site}: {Refusal.OTHER_CLIENTS}: {printable(client)[:200]!r} cannot name a client"
+        owner[client] = site
+
+
+def refused(site: str, refusals: Iterable[tuple[str, str]]) -> list[str]:
+    """The refusals of a site as sentences."""
+    return [f"{site}: {printable(name)}: {printable(text)}" for name, text in refusals]
 
 
 def server_task(sites: Enrolled, central: Central) -> Task:
@@ -132,6 +159,8 @@ def server_task(sites: Enrolled, central: Central) -> Task:
         differ = [what for what in ALIKE if getattr(own, what) != getattr(first, what)]
         if differ:  # guard: sites-have-one-task
             problems.append(f"{site}: {Refusal.OTHER_TASK}: {', '.join(differ)} not as {where}")
+    if central.preparation:
+        problems += _not_as_agreed(sites, central)
     if {name: len(data) for name, data in central.tests.items()} != dict(first.tests):
         problems.append(f"{Refusal.OTHER_TASK}: the server's test sets are not those that the sites have")
     if problems:
@@ -165,6 +194,21 @@ def _in_order(clients: Mapping[ClientId, Client], central: Central) -> dict[Clie
     return {client: clients[client] for client in dict.fromkeys([*known, *clients])}
 
 
+def _not_as_agreed(sites: Enrolled, central: Central) -> Iterator[str]:
+    """What sites with own files enrol that is not what they agreed on."""
+    found = read_preparation(central.preparation)
+    assert isinstance(central.model, Network), "the server knows the network of own files"
+    model = NetworkByName(name=central.model.name, settings=dict(central.model.settings))
+    for site, outline in sites.outlines.items():
+        is_as_agreed = (
+            outline.classes == found.classes
+            and preprocessing_of(outline.inputs.files) == found.files
+            and all(facts.network == model for facts in outline.clients.values())
+        )
+        if not is_as_agreed:  # guard: own-files-prepared-as-agreed
+            yield f"{site}: {Refusal.OTHER_TASK}: classes, columns or network are not those that were agreed"
+
+
 def _networks(written: Mapping[ClientId, NetworkByName | None]) -> Network | NetworkOfClient:
     """Only those of protofed: nothing that a site names is imported."""
     networks = {}
@@ -194,7 +238,7 @@ def described(
     text = config_text(config)
     roster = tuple(RosterEntry(c, facts.domain, facts.is_held_out) for c, facts in sites.clients.items())
     digest = digest_of_methods(plan_of(text).methods)
-    return Description(run, text, versions(), digest, roster, tuple(central.tests), on_memory_lost)
+    return Description(run, text, versions(), digest, roster, tuple(central.tests), on_memory_lost, central.preparation)
 
 
 def agree(link: Link, description: Description, sites: Enrolled, seconds: float) -> None:
@@ -206,16 +250,16 @@ def agree(link: Link, description: Description, sites: Enrolled, seconds: float)
         for name in names
         if own.methods.get(name) != method_digests()[name]  # guard: server-compares-code
     ]
-    verdicts = _asked(link, lambda nonce: Proposal(nonce, description), Verdict, seconds)
+    verdicts = asked(link, lambda nonce: Proposal(nonce, description), Verdict, seconds)
     for site, verdict in verdicts.items():
-        problems += [f"{site}: {printable(name)}: {printable(text)}" for name, text in verdict.refusals]
+        problems += refused(site, verdict.refusals)
         if verdict.digest != description.digest:  # guard: verdict-is-of-this-experiment
             problems.append(f"{site}: {Refusal.BAD_EXPERIMENT}: it judged another experiment")
     if problems:  # guard: refusals-before-first-round
         raise BadInput("\n".join(problems))
 
 
-def _asked(link: Link, ask: Callable[[str], Message], kind: type[M], seconds: float) -> dict[str, M]:
+def asked(link: Link, ask: Callable[[str], Message], kind: type[M], seconds: float) -> dict[str, M]:
     """What every site answers. Raises BadInput with the names of those that do not."""
     nonces = {secrets.token_hex(16): site for site in link.sites()}
     if not nonces:

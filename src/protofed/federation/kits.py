@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from protofed.errors import BadInput
@@ -22,6 +23,7 @@ from protofed.runs.store import disk, opening
 
 SERVER_FILE = "server.toml"
 MOST_SITES = 1000
+MINIDIGITS: Mapping[str, Any] = MappingProxyType({"name": "minidigits"})
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,10 @@ class ServerFolder:
         return keys.read_private(self.path / "control.token").decode("ascii").strip()
 
 
-def init(folder: Path, sites: Sequence[str], address: str, listen: str = "") -> ServerFolder:
-    """Makes the folders of a new federation."""
+def init(
+    folder: Path, sites: Sequence[str], address: str, listen: str = "", task: Mapping[str, Any] = MINIDIGITS
+) -> ServerFolder:
+    """Makes the folders of a new federation. `task` is the section [task] of its experiments, for the kits."""
     _check_names(sites)
     host, port = host_and_port(address)
     listen = listen or (address if is_loopback(host) else f"0.0.0.0:{port}")
@@ -92,7 +96,8 @@ def init(folder: Path, sites: Sequence[str], address: str, listen: str = "") -> 
     enrolled = dict.fromkeys(sites, EnrolledSite())
     _write_settings(own, settings, enrolled)
     for site in sites:
-        _write_kit(kits / site, site, settings, issuer.certificate.decode(), keys.public_text(signing.public_key()))
+        signer = keys.public_text(signing.public_key())
+        _write_kit(kits / site, site, settings, issuer.certificate.decode(), signer, task)
     return ServerFolder(own, settings, enrolled)
 
 
@@ -192,11 +197,14 @@ def _write_settings(own: Path, settings: ServerSettings, sites: Mapping[str, Enr
         disk.put(handle, SERVER_FILE, "\n".join(sections).encode())
 
 
-def _write_kit(kit: Path, site: str, settings: ServerSettings, authority: str, server_key: str) -> None:
+def _write_kit(
+    kit: Path, site: str, settings: ServerSettings, authority: str, server_key: str, task: Mapping[str, Any]
+) -> None:
     kit.mkdir(parents=True)
     write_public(kit / "ca.crt", authority)
     write_public(kit / "server.pub", server_key)
-    write_public(kit / FILE, SITE_FILE.format(site=site, federation=settings.federation, server=settings.address))
+    facts = {"site": site, "federation": settings.federation, "server": settings.address}
+    write_public(kit / FILE, SITE_FILE.format(**facts, task=section_text("data.task", task).strip()))
     mark = keys.fingerprint(keys.public_key(server_key, "the server's key"))
     write_public(kit / "README.md", KIT_README.format(site=site, server=settings.address, fingerprint=mark))
 
@@ -210,12 +218,14 @@ federation = "{federation}"
 server = "{server}"
 device = "cpu"
 
-# What data this site has. The server and all sites must have the same settings of the task.
+# What data this site has: the clients of the task that are here.
 [data]
 clients = ["{site}"]
 
-[data.task]
-name = "minidigits"
+# The server and all sites must have the same settings of the task. Only the path of own files is the site's own:
+# name = "custom" is for images PATH/{site}/CLASS/FILE, or, with kind = "tables", a table PATH/{site}.csv or .parquet.
+# PATH is a full path, such as "/srv/scans".
+{task}
 
 # What this site lets a server ask for. An empty list allows all.
 [policy]
@@ -228,6 +238,9 @@ most_bytes = 1073741824
 most_hours = 24.0
 order_minutes = 60.0
 min_class_count = 5
+min_rows = 5
+columns = []
+tell_classes = true
 dry_run = false
 """
 
@@ -243,7 +256,10 @@ Ask for it by telephone, and compare it with what `protofed site check` prints.
 
 1. Install protofed with its extra `flower`, in the version that the server has.
 2. Put this folder where only you can write: `chmod 700 .`
-3. Edit `site.toml`: your data, and what you allow.
+3. Edit `site.toml`: your data, and what you allow. With files of your own, put them below one folder and write its
+   full path into `[data.task]`: images as `PATH/{site}/CLASS/FILE`, or a table as `PATH/{site}.csv`. They are read
+   there, and stay there. Before the first round the names of classes and columns, counts, sums and the words of
+   columns are told, as far as `[policy]` allows; never a row or an image. `protofed data inspect PATH` shows faults.
 4. `protofed site key .` makes your private key. It stays in this folder. Send the file `{site}.pub` back.
 5. `protofed site check .` tries everything without sending anything of your data.
 6. `protofed site run .` takes part until you stop it. Nothing listens on your machine: one connection goes out.

@@ -1,6 +1,7 @@
 """What passes between a server and its sites: plain values and tensors. No code travels, and no pickle.
 
     server                                     site
+    Survey     what are your own files like?   Shared      names, counts and sums (only where data are sites' own)
     Question   who is there?                   Enrolment   its clients, versions and limits
     Proposal   the experiment                  Verdict     whether the site takes part, and why not
     Order      a step for clients of the site  Answer      an upload or a failure for each of them
@@ -18,7 +19,7 @@ from typing import Literal
 from protofed.api.task import ClientId
 from protofed.runtimes.base import TestKind, Ticket
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 OnMemoryLost = Literal["leave out", "start afresh"]
 """What happens when a site no longer has the state that a client should go on from: the client is left out, or it goes
@@ -41,7 +42,10 @@ class Refusal(StrEnum):
     TOO_MANY_ROUNDS = "TOO_MANY_ROUNDS"
     TOO_MANY_BYTES = "TOO_MANY_BYTES"
     TOO_MANY_HOURS = "TOO_MANY_HOURS"
-    CLASS_TOO_SMALL = "CLASS_TOO_SMALL"
+    CLASS_NOT_TOLD = "CLASS_NOT_TOLD"
+    COLUMN_NOT_ALLOWED = "COLUMN_NOT_ALLOWED"
+    FEW_ROWS = "FEW_ROWS"
+    FILES_NOT_USABLE = "FILES_NOT_USABLE"
     BAD_EXPERIMENT = "BAD_EXPERIMENT"
     NOT_AGREED = "NOT_AGREED"
     OTHER_SETTINGS = "OTHER_SETTINGS"
@@ -70,7 +74,7 @@ class Limits:
     hours: float = 24.0
     """That the site works for one run, all its clients together."""
     class_count: int = 1
-    """A client with a class of fewer examples does not take part."""
+    """A client says nothing of a class of fewer examples."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,32 @@ class Versions:
 
 
 @dataclass(frozen=True)
+class Survey:
+    """Asks a site what all sites must know of its own files, so that all prepare theirs alike."""
+
+    nonce: str
+    task: str
+    """TOML: the section [task] of the experiment."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a site tells of its own files: names, counts and sums, nothing of a single example."""
+
+    nonce: str
+    shares: str
+    """JSON, by client: `protofed.tasks.custom.shares`. Empty if the site refuses."""
+    refusals: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
 class Question:
     """Asks a site what it enrols."""
 
     nonce: str
+    preparation: str = ""
+    """How own files are prepared, as all sites agreed: the JSON of `protofed.federation.own_formats.Preparation`. Empty
+    if the task is one of protofed's."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +133,8 @@ class Enrolment:
     methods: dict[str, str]
     """The methods that it takes part in, and the SHA-256 of the code of each."""
     limits: Limits
+    refusals: tuple[tuple[str, str], ...] = ()
+    """Why it enrols nothing; the outline is empty then."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +161,8 @@ class Description:
     tests: tuple[str, ...] = ()
     """The domains whose test sets are known at all sites and at the server, in their order."""
     on_memory_lost: OnMemoryLost = "leave out"
+    preparation: str = ""
+    """How own files are prepared, as in `Question`."""
 
     @property
     def digest(self) -> str:
@@ -231,4 +261,4 @@ class Answer:
     failed: tuple[Failed, ...]
 
 
-Message = Question | Enrolment | Proposal | Verdict | Order | Answer | Notice
+Message = Survey | Shared | Question | Enrolment | Proposal | Verdict | Order | Answer | Notice

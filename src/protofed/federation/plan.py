@@ -39,6 +39,11 @@ class Plan:
     uploads: UploadSettings
     evaluation: EvaluationSettings
 
+    @property
+    def is_own_data(self) -> bool:
+        """Whether sites read their own files."""
+        return self.task.get("name") == "custom" and "path" in self.task
+
 
 def config_text(config: Config) -> str:
     """The sections that both ends must have alike, as TOML."""

@@ -14,12 +14,14 @@ from annotated_types import Ge, Gt, Le
 from protofed.errors import BadInput
 from protofed.federation.addresses import host_and_port
 from protofed.federation.messages import Limits
+from protofed.federation.own_data import OwnData, Telling
 from protofed.federation.site_data import SiteData, package_data
 from protofed.methods import METHODS
 from protofed.runs.config.messages import listed
 from protofed.runs.config.schema import Problem, Problems, UnknownKey, field_names, filled, named, nearest
 from protofed.runs.config.toml import document
 from protofed.tasks import TASKS, TaskSettings
+from protofed.tasks.custom import Custom
 
 T = TypeVar("T")
 
@@ -70,9 +72,19 @@ class Policy:
     order_minutes: Annotated[float, Gt(0)] = 60.0
     """Minutes that this site works at one order. Then the process at work is ended, whatever it is at."""
     min_class_count: Annotated[int, Ge(1)] = 5
-    """A client with a class of fewer examples does not take part: a prototype of few examples says much about them."""
+    """Nothing is said of a class of which a client has fewer examples: no prototype, no count, and of own files not
+    even its name. A prototype of few examples says much about them."""
+    min_rows: Annotated[int, Ge(1)] = 5
+    """Of own tables: no word and no sum of fewer training rows is told. The task's `min_rows` must be as many."""
+    columns: list[str] = field(default_factory=list)
+    """Of own tables: the columns that may be learnt from. None are named: all but those in the task's `leave_out`."""
+    tell_classes: bool = True
+    """Of own files: whether the names of classes are told. If not, other sites must have all classes of this one."""
     dry_run: bool = False
     """Everything is checked and written into the log, and nothing is done."""
+
+    def telling(self) -> Telling:
+        return Telling(self.tell_classes, self.min_class_count, tuple(self.columns), self.min_rows)
 
     def limits(self) -> Limits:
         return Limits(
@@ -113,8 +125,10 @@ class SiteSettings:
         """What the site keeps: the states of its clients, its log, its node."""
         return self.folder / "state"
 
-    def data(self) -> SiteData:
-        """The site's examples."""
+    def data(self) -> SiteData | OwnData:
+        """The site's examples, or the files that become examples once all sites have agreed."""
+        if isinstance(self.task, Custom):
+            return OwnData(self.task, self.clients, self.policy.telling())
         if self.clients:
             return package_data(self.task, self.clients)
         return package_data(self.task, self.task.build().clients)
@@ -144,6 +158,8 @@ def read(folder: Path) -> SiteSettings:
     if isinstance(policy := values.get("policy"), Policy):
         known = {name: nearest(name, METHODS) for name in policy.methods if name not in METHODS}
         problems += [Problem(("policy", "methods"), f"{name!r} is unknown{hint}") for name, hint in known.items()]
+    if isinstance(task, Custom) and not Path(task.path).is_absolute():  # guard: site-s-folder-is-a-full-path
+        problems.append(Problem(("data", "task", "path"), "must be a full path: a site may be started from anywhere"))
     if problems or task is None:
         keys = {name: field_names(cls) for name, cls in sections.items()}
         raise BadInput(listed(problems, keys, place))  # guard: site-file-strict

@@ -6,17 +6,20 @@ from math import inf
 
 from protofed.api.task import ClientId, Task
 from protofed.engine.federation import Federation
-from protofed.federation.enrolling import Central, agree, described, enrolled, server_task
+from protofed.federation.enrolling import Central, Enrolled, agree, described, enrolled, server_task
 from protofed.federation.interface import Link
 from protofed.federation.messages import OnMemoryLost
 from protofed.federation.notices import sites_told
 from protofed.federation.runtime import Remote
+from protofed.federation.surveying import surveyed
 from protofed.runs.config.checks import check_sections, check_task
 from protofed.runs.config.config import Config
 from protofed.runs.config.messages import refuse
+from protofed.runs.config.recording import text_digest
 from protofed.runs.config.schema import Problem
 from protofed.runs.runner import Experiment
 from protofed.tasks import ReadsOwnFiles
+from protofed.tasks.custom import Custom
 from protofed.transforms.chain import UploadPipeline
 
 
@@ -40,10 +43,10 @@ def prepared(
     is built for its test sets and public examples. `speakers` has, for some sites, the only clients that they may speak
     for.
     """
-    refuse([*check_sections(vars(config)), *check_remote(config)])
+    refuse([*check_sections(vars(config), data_elsewhere=True), *check_remote(config)])
     if central is None:
-        central = Central.of(config.task if isinstance(config.task, Task) else config.task.build())
-    sites = enrolled(link, seconds, speakers)
+        central = _known(link, config, seconds, speakers)
+    sites = enrolled(link, seconds, speakers, central.preparation)
     task = server_task(sites, central)
     refuse([*check_task(config.evaluation, task)])
     description = described(config, run, sites, central, on_memory_lost)
@@ -60,7 +63,6 @@ def prepared(
         name=run,
     )
     agree(link, description, sites, seconds)
-    settings, _, files = config.identity.partition("+")
     return Experiment(
         federation,
         evaluate_every=config.evaluation.every,
@@ -68,12 +70,26 @@ def prepared(
         patience=config.evaluation.patience,
         threads=config.runtime.threads,
         config=config.toml(),
-        identity=f"{settings}+{files}{sites.digest}",  # guard: resumed-with-the-same-clients
+        identity=_identity(config, sites, central),  # guard: resumed-with-the-same-clients
         runtime={"name": "remote", **config.runtime.numerics()},
         on_save_error=config.saving.on_error,
         keep=tuple(config.saving.keep),
         logging=config.logging,
     )
+
+
+def _known(link: Link, config: Config, seconds: float, speakers: Mapping[str, Collection[ClientId]] | None) -> Central:
+    """What the server knows of the task: all that sites tell where the data are their own."""
+    if isinstance(config.task, Custom):
+        return surveyed(link, config.task, seconds, speakers)
+    return Central.of(config.task if isinstance(config.task, Task) else config.task.build())
+
+
+def _identity(config: Config, sites: Enrolled, central: Central) -> str:
+    """The hash of what changes numbers, with who takes part, and what was agreed on own files."""
+    settings, _, files = config.identity.partition("+")
+    prepared = text_digest(central.preparation) if central.preparation else ""
+    return f"{settings}+{files}{sites.digest}{prepared}"
 
 
 def at_server(pipeline: UploadPipeline) -> UploadPipeline:
@@ -90,8 +106,10 @@ def check_remote(config: Config) -> Iterator[Problem]:
     if training.on_divergence == "stop":  # guard: remote-runs-go-on
         what = 'is "stop", so any one site could end the run: take "skip" or "retry_half_lr"'
         yield Problem(("training", "on_divergence"), what)
-    if isinstance(config.task, ReadsOwnFiles):  # guard: remote-runs-without-own-files
-        what = "is of your own files: sites cannot agree on their classes and columns yet. Take another task"
+    if isinstance(config.task, Custom):
+        yield from _check_own_files(config.task)
+    elif isinstance(config.task, ReadsOwnFiles):  # guard: remote-runs-without-own-tasks
+        what = "is a task of your own code, which sites cannot agree on: take custom, or another of protofed's"
         yield Problem(("task", "name"), what)
     if config.secure.sums:  # guard: remote-runs-without-secure-sums
         what = "is for runs in one process so far: sites do not exchange keys with each other yet. Set it to false"
@@ -101,3 +119,12 @@ def check_remote(config: Config) -> Iterator[Problem]:
         yield Problem(("evaluation", "global_models"), what)
     if config.runtime.threads != 1:
         yield Problem(("runtime", "threads"), "is not 1, and sites work on one thread, so that they agree to the bit")
+
+
+def _check_own_files(task: Custom) -> Iterator[Problem]:
+    if task.path:  # guard: own-files-are-at-sites
+        yield Problem(("task", "path"), "is a folder of this machine, and the data are at the sites: leave it out")
+    if ":" in (task.model or ""):  # guard: own-files-with-networks-of-ours
+        yield Problem(
+            ("task", "model"), "is a network of your own code, which sites do not have: take one of protofed's"
+        )

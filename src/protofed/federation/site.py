@@ -7,6 +7,7 @@ site. What a step leaves is on the site's disk before the answer leaves the site
 
 import hashlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,8 +27,11 @@ from protofed.federation.messages import (
     Proposal,
     Question,
     Refusal,
+    Shared,
+    Survey,
     Verdict,
 )
+from protofed.federation.own_data import OwnData
 from protofed.federation.plan import method_digests, versions
 from protofed.federation.site_data import SiteData
 from protofed.federation.site_run import Refused, SiteRun
@@ -37,12 +41,14 @@ from protofed.runs.config.recording import fingerprint
 from protofed.runs.store import opening
 from protofed.runtimes.base import Reason
 
+CHANGED = "the examples of this site have changed since the run began"
+
 
 @dataclass
 class Site:
     folder: Path
     """Where it keeps its log, and what its clients remember."""
-    data: SiteData
+    data: SiteData | OwnData
     limits: Limits = Limits()  # noqa: RUF009 (it is frozen, so it can be shared)
     dry_run: bool = False
     """Whether everything is checked and written into the log, and nothing is done."""
@@ -73,6 +79,8 @@ class Site:
 
     def _answer(self, message: Message, digest: str, size: int) -> bytes | None:
         match message:
+            case Survey():
+                return encoded(self._shared(message))
             case Question():
                 self._files.log("asked", {"nonce": message.nonce, "sha256": digest})
                 return encoded(self._enrolment(message))
@@ -88,34 +96,68 @@ class Site:
 
     # ---- before the first round
 
+    def _shared(self, survey: Survey) -> Shared:
+        """What this site tells of its own files. All of it is written into the log."""
+        shares, refused = "", None
+        try:
+            if not isinstance(self.data, OwnData):
+                raise Refused(Refusal.OTHER_TASK, f"the task of this site is {self.data.task.name}, without own files")
+            shares = self.data.shares(survey.task)
+        except Exception as error:  # guard: no-survey-ends-a-site
+            refused = self._refused(error, survey.nonce)
+        self._files.log("survey", {"nonce": survey.nonce, "task": printable(survey.task), "told": shares})
+        if self.dry_run and refused is None:  # guard: dry-run-tells-nothing
+            refused = (Refusal.DRY_RUN, "this site only says what it would do, and would tell of its files")
+        return Shared(survey.nonce, "" if refused else shares, _named([refused] if refused else []))
+
+    def _refused(self, error: Exception, nonce: str) -> RefusedExperiment:
+        """What leaves the site of a reason. A fault of files may name a value, so only the log has it."""
+        if isinstance(error, Refused):
+            return error.name, error.text
+        why = str(error) if isinstance(error, BadInput) else f"{type(error).__name__}: {error}"
+        self._files.log("fault", {"nonce": nonce, "why": printable(why)})  # guard: faults-of-files-stay-here
+        return Refusal.FILES_NOT_USABLE, "files of this site cannot be used: its log says why, or `protofed site check`"
+
+    def _data(self, preparation: str) -> SiteData:
+        """The site's part of the task. Raises Refused, or anything else for a fault of its files."""
+        if isinstance(self.data, OwnData):
+            return self.data.prepared(preparation)
+        if preparation:
+            raise Refused(Refusal.OTHER_TASK, f"the task of this site is {self.data.task.name}, without own files")
+        return self.data
+
     def _enrolment(self, question: Question) -> Enrolment:
-        task, wanted = self.data.task, self.limits.methods
-        return Enrolment(
-            question.nonce,
-            versions(),
-            outline_of(task).text().decode(),
-            self.data.own_tests,
-            tuple(client for client in self.data.clients if client in task.validation),
-            {name: digest for name, digest in method_digests().items() if not wanted or name in wanted},
-            self.limits,
-        )
+        wanted = self.limits.methods
+        methods = {name: digest for name, digest in method_digests().items() if not wanted or name in wanted}
+        try:
+            data = self._data(question.preparation)
+        except Exception as error:
+            told = _named([self._refused(error, question.nonce)])
+            return Enrolment(question.nonce, versions(), "", (), (), methods, self.limits, told)
+        validated = tuple(client for client in data.clients if client in data.task.validation)
+        outline = outline_of(data.task).text().decode()
+        return Enrolment(question.nonce, versions(), outline, data.own_tests, validated, methods, self.limits)
 
     def _verdict(self, proposal: Proposal) -> Verdict:
-        description = proposal.description
-        found: list[RefusedExperiment] = refusals(description, self.data, self.limits)
+        description, data = proposal.description, ""
+        try:
+            own = self._data(description.preparation)
+        except Exception as error:
+            found = [self._refused(error, proposal.nonce)]
+        else:
+            found, data = refusals(description, own, self.limits), fingerprint(own.task)
         if not found:
             try:
                 self._run_of(proposal)
             except Exception as error:  # guard: no-proposal-ends-a-site
                 found = [(Refusal.BAD_EXPERIMENT, f"{type(error).__name__}: {error}")]
-        data = fingerprint(self.data.task)
         if not found and self._files.data(description.run) not in (None, data):  # guard: run-keeps-its-examples
-            found = [(Refusal.OTHER_DATA, "the examples of this site have changed since the run began")]
+            found = [(Refusal.OTHER_DATA, CHANGED)]
         if self.dry_run and not found:  # guard: dry-run-agrees-to-nothing
             found = [(Refusal.DRY_RUN, "this site only says what it would do, and would take part")]
         if not found:
             self._files.agree(proposal, data)
-        told = tuple((name.value, printable(text)) for name, text in found)
+        told = _named(found)
         facts = {"run": printable(description.run), "description": description.digest, "config": description.config}
         self._files.log("proposal", {**facts, "nonce": proposal.nonce, "refused": [*map(list, told)]})
         return Verdict(proposal.nonce, description.digest, told)
@@ -123,7 +165,8 @@ class Site:
     def _run_of(self, proposal: Proposal) -> SiteRun:
         description = proposal.description
         states = self._files.run(description.run) / "clients"
-        self._runs = {description.run: SiteRun.of(description, self.data, self.limits, states, self.device)}
+        data = self._data(description.preparation)
+        self._runs = {description.run: SiteRun.of(description, data, self.limits, states, self.device)}
         return self._runs[description.run]
 
     # ---- in a round
@@ -187,11 +230,19 @@ class Site:
         """What this site agreed to before it was started again."""
         try:
             description = self._files.agreed(order.ticket.run)
-            if description is None or refusals(description, self.data, self.limits):  # guard: limits-after-restart
-                return None
-            return self._run_of(Proposal(order.nonce, description))
         except BadInput:
             return None
+        if description is None:
+            return None
+        try:
+            data = self._data(description.preparation)
+        except Exception as error:
+            raise Refused(*self._refused(error, order.nonce)) from error
+        if fingerprint(data.task) != self._files.data(description.run):  # guard: data-as-agreed-after-restart
+            raise Refused(Refusal.OTHER_DATA, CHANGED)
+        if refusals(description, data, self.limits):  # guard: limits-after-restart
+            return None
+        return self._run_of(Proposal(order.nonce, description))
 
     def _log_order(self, order: Order, digest: str, size: int) -> None:
         ticket = order.ticket
@@ -206,6 +257,10 @@ class Site:
         """The answer of a site that cannot write: no upload leaves it."""
         what = f"the site cannot write to its disk: {opening.reason(error)}"
         return encoded(_all_failed(order, Reason.CLIENT_ERROR, what))
+
+
+def _named(found: Iterable[RefusedExperiment]) -> tuple[tuple[str, str], ...]:
+    return tuple((name.value, printable(text)) for name, text in found)
 
 
 def _all_failed(order: Order, reason: Reason, detail: str) -> Answer:

@@ -17,6 +17,7 @@ from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.federation import certificates, keys
 from protofed.federation.addresses import host_and_port
+from protofed.federation.own_data import OwnData
 from protofed.federation.policy import SiteSettings
 from protofed.federation.signing import CLOCKS_DIFFER
 from protofed.federation.site_data import SiteData
@@ -69,16 +70,23 @@ def _versions() -> Iterator[Finding]:
 
 
 def _data(settings: SiteSettings) -> Iterator[Finding]:
-    data = settings.data()
+    found = settings.data()
+    if isinstance(found, OwnData):
+        data = found.alone()
+        if data is None:
+            yield Finding(True, "own files of a single class: no step is tried, and other sites must have more classes")
+            return
+        yield Finding(True, f"own files of {', '.join(found.clients)}: classes {', '.join(data.task.classes)}")
+    else:
+        data = found
     for client in data.clients:
         smallest = data.smallest_class[client]
-        enough = smallest >= settings.policy.min_class_count
-        why = "" if enough else f", and the policy asks for {settings.policy.min_class_count}"
+        is_rare = smallest < settings.policy.min_class_count
+        why = f": nothing is said of classes below {settings.policy.min_class_count}" if is_rare else ""
         examples = len(data.task.clients[client])
-        yield Finding(enough, f"{client}: {examples} examples, {smallest} in its smallest class{why}")
-    names = data.network_names()
+        yield Finding(True, f"{client}: {examples} examples, {smallest} in its smallest class{why}")
     allowed = settings.policy.networks
-    for name in sorted(names):
+    for name in sorted(data.network_names()):
         good = not allowed or name in allowed
         yield Finding(good, f"network {name}" + ("" if good else ": the policy does not allow it"))
     begin = time.monotonic()

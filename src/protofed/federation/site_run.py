@@ -24,6 +24,7 @@ from protofed.runtimes.base import Answer, Failure, Job, Reason, failure_of, non
 from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.device import moved
 from protofed.runtimes.sequential import Sequential
+from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
 CLAIMABLE = (Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE)
@@ -35,7 +36,7 @@ class Refused(Exception):
 
     def __init__(self, name: Refusal, text: str) -> None:
         super().__init__(f"{name}: {text}")
-        self.name = name
+        self.name, self.text = name, text
 
 
 class LimitedRuntime(Sequential):
@@ -89,7 +90,7 @@ class SiteRun:
             data.task_among(description.clients),
             plan.training,
             runtime,
-            uploads=plan.uploads.pipeline(),
+            uploads=_uploads(plan, limits),
             fine_tune=plan.evaluation.fine_tune,
             name=description.run,
         )
@@ -178,6 +179,13 @@ class SiteRun:
             federation.encoded,
             ticket=ticket,
         )
+
+
+def _uploads(plan: Plan, limits: Limits) -> UploadPipeline:
+    """What is done to uploads here. Nothing is said of a class that this site finds too rare."""
+    pipeline = plan.uploads.pipeline(is_own_data=plan.is_own_data)
+    least = limits.class_count if limits.class_count > 1 else 0
+    return replace(pipeline, min_class_count=max(pipeline.min_class_count, least))  # guard: site-s-rare-classes
 
 
 def _claimed(failure: Failure) -> Failed:

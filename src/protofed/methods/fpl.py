@@ -17,6 +17,7 @@ Departures:
 6. Eq. (8) is computed with logsumexp, so that small temperatures (0.01) train.
 7. An example whose class has no prototype adds nothing to Eq. (8) and (10) but counts in the mean over the batch, as in
    the authors' code.
+8. Cosines are divided by τ, as in the authors' code; as Eq. (7) is printed, they would be multiplied by it.
 """
 
 from collections.abc import Mapping

@@ -144,7 +144,7 @@ def inputs_of(task: Task) -> Inputs:
         stored_dtype=_name(stored),
         mean=task.transform.mean,
         std=task.transform.std,
-        files=_files_of(task.preprocessing),
+        files=files_of(task.preprocessing),
     )
 
 
@@ -152,7 +152,7 @@ def _name(dtype: torch.dtype) -> Any:
     return next(name for name, one in DTYPES.items() if one is dtype)
 
 
-def _files_of(preprocessing: Preprocessing | None) -> Images | Rows | None:
+def files_of(preprocessing: Preprocessing | None) -> Images | Rows | None:
     match preprocessing:
         case ImageFiles(pixels, channels, bits):
             return Images.model_validate({"pixels": pixels, "channels": channels, "bits": bits})

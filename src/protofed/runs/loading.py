@@ -99,7 +99,8 @@ def open_run(
     if task is None and "fingerprint" in table.get("task", {}):
         given["task"] = _outlined(folder, importer)
         table["task"] = {"name": "minidigits"}
-    config = replace(parse(table, str(path / "config.toml"), importer=importer), **given)  # type: ignore[arg-type]
+    found = parse(table, str(path / "config.toml"), importer=importer, data_elsewhere=True)
+    config = replace(found, **given)  # type: ignore[arg-type]
     rounds = parsed(folder.read_rounds(), str(path / "rounds.jsonl"))
     return SavedRun(folder, config, tuple(rounds), bool(given), importer)
 

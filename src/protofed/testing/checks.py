@@ -143,9 +143,17 @@ def through_the_wire(of: Federation, state: State) -> State:
 
 
 def check_resuming_changes_nothing(method: Method[Any, Any, Any, Any]) -> None:
-    second = federation(copy.copy(method))
-    resumed = after(2, second, through_the_wire(second, usual(method, 1)))
-    assert_same(whole(resumed), whole(usual(method, 3)), "a run that was interrupted after its first round")
+    """A run that another process goes on with after each round, and before what follows the last."""
+    state = usual(method, 0)
+    for done in range(TRAINING.rounds):
+        of = federation(copy.copy(method))
+        state = of.advance(through_the_wire(of, state))
+        what = f"a run that was interrupted after {done} rounds and at each round before, in round {done + 1}"
+        assert_same(whole(state), whole(usual(method, done + 1)), what)
+    of = federation(copy.copy(method))
+    ended = of.finish(through_the_wire(of, state))
+    expected = federation(method).finish(usual(method, TRAINING.rounds))
+    assert_same(whole(ended), whole(expected), "what follows the last round, in a run that was interrupted before it")
 
 
 def check_a_client_may_fail(method: Method[Any, Any, Any, Any]) -> None:

@@ -8,12 +8,14 @@ Hidden files and folders are ignored. Problems with tables are collected as sent
 at once.
 """
 
+from protofed.datasets.sites.column_facts import ColumnFacts, facts_of, kinds_from, numeric_sites, sites_with_words
 from protofed.datasets.sites.groups import group_faults, group_finder, group_problem
 from protofed.datasets.sites.image_files import ImageInfo, image_info, most_bits, read_image
 from protofed.datasets.sites.labels import (
     LabelledRows,
     label_faults,
     labelled_rows,
+    measurement_faults,
     normalised_number,
     sorted_classes,
 )
@@ -25,10 +27,14 @@ from protofed.datasets.sites.layout import (
     image_sites,
     kind_of,
     other_files,
+    refuse_case_variants,
+    table_sites,
 )
 from protofed.datasets.sites.tables import (
     column_faults,
+    first_few,
     kinds_of,
+    missing_columns,
     normalised_code,
     read_tables,
     with_normalised_codes,
@@ -36,27 +42,37 @@ from protofed.datasets.sites.tables import (
 
 __all__ = [
     "TABLE_SUFFIXES",
+    "ColumnFacts",
     "ImageInfo",
     "ImageSites",
     "LabelledRows",
     "SiteKind",
     "column_faults",
     "data_files",
+    "facts_of",
+    "first_few",
     "group_faults",
     "group_finder",
     "group_problem",
     "image_info",
     "image_sites",
     "kind_of",
+    "kinds_from",
     "kinds_of",
     "label_faults",
     "labelled_rows",
+    "measurement_faults",
+    "missing_columns",
     "most_bits",
     "normalised_code",
     "normalised_number",
+    "numeric_sites",
     "other_files",
     "read_image",
     "read_tables",
+    "refuse_case_variants",
+    "sites_with_words",
     "sorted_classes",
+    "table_sites",
     "with_normalised_codes",
 ]

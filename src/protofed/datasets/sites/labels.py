@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protofed.datasets.images import composed
-from protofed.datasets.sites.tables import first_few, first_word, has_values, numeric_sites, word_rows
+from protofed.datasets.sites.column_facts import facts_of, numeric_sites, sites_with_words
+from protofed.datasets.sites.tables import first_few, first_word, has_values, word_rows
 from protofed.datasets.tabular import Table, is_number
 
 MAX_CLASSES = 50
@@ -44,18 +45,21 @@ def label_faults(tables: Mapping[str, Table], label: str) -> list[str]:
         for table in tables.values()
         if not has_values(table, label)
     ]
-    words = word_rows(tables, label)
-    numeric = numeric_sites(tables, label, words)
-    if numeric and any(words.values()):
-        faults.append(_mixed_labels(tables, label, words, numeric))
+    facts = {site: facts_of(table, label) for site, table in tables.items()}
+    if (numeric := numeric_sites(facts)) and sites_with_words(facts):
+        faults.append(_mixed_labels(tables, label, word_rows(tables, label), numeric))
     values = [cell for table in tables.values() for cell in table.column(label) if cell is not None]
-    distinct = len(set(values))
-    if distinct * 2 > len(values) > 20 or (distinct > MAX_CLASSES and distinct * 5 > len(values)):
-        faults.append(
-            f"column {label!r} has {distinct} different values in {len(values)} rows: that is a measurement or an "
+    return [*faults, *measurement_faults(label, len(set(values)), len(values))]
+
+
+def measurement_faults(label: str, distinct: int, count: int) -> list[str]:
+    """Whether a label with so many different values among so many is no class."""
+    if distinct * 2 > count > 20 or (distinct > MAX_CLASSES and distinct * 5 > count):
+        return [
+            f"column {label!r} has {distinct} different values in {count} rows: that is a measurement or an "
             "identifier, not a class. Choose another label, or group its values into a few classes"
-        )
-    return faults
+        ]
+    return []
 
 
 def sorted_classes(labels: Iterable[str]) -> tuple[str, ...]:

@@ -63,14 +63,19 @@ def image_sites(root: Path) -> ImageSites:
         for name, class_folder in classes.items():
             image_names = {path.name for path in files[site][name]}
             ignored += [class_folder / other for other in sorted(_names(class_folder)) if other not in image_names]
-    _refuse_case_variants(root, "sites", files)
-    _refuse_case_variants(root, "classes", (name for classes in files.values() for name in classes))
+    refuse_case_variants(str(root), "sites", files)
+    refuse_case_variants(str(root), "classes", (name for classes in files.values() for name in classes))
     return ImageSites(files, tuple(ignored))
 
 
 def table_files(root: Path) -> list[Path]:
     """The tables in a folder, in the order of their names."""
     return [path for path in _paths(root) if _is_table(path)]
+
+
+def table_sites(root: Path) -> list[str]:
+    """The sites that have a table in a folder."""
+    return [composed(path.stem) for path in table_files(root)]
 
 
 def other_files(root: Path) -> tuple[Path, ...]:
@@ -105,13 +110,13 @@ def _subfolders(folder: Path, root: Path) -> tuple[dict[str, Path], list[Path]]:
     return subfolders, others
 
 
-def _refuse_case_variants(root: Path, what: str, names: Iterable[str]) -> None:
+def refuse_case_variants(where: str, what: str, names: Iterable[str]) -> None:
     """Refuses names that differ only in case: they mean the same, and on many systems they are the same file."""
     spelling: dict[str, str] = {}
     for name in names:
         other = spelling.setdefault(name.casefold(), name)
         if other != name:
-            raise BadInput(f"{root}: the {what} {other!r} and {name!r} differ only in case; use one spelling")
+            raise BadInput(f"{where}: the {what} {other!r} and {name!r} differ only in case; use one spelling")
 
 
 def _names(folder: Path) -> list[str]:

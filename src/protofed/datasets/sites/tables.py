@@ -1,18 +1,18 @@
 """The tables of the sites: read, compared by column, and their codes normalised."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from protofed.datasets.images import check_inside, composed
+from protofed.datasets.sites.column_facts import DECIMAL_COMMA, facts_of, kinds_from
 from protofed.datasets.sites.layout import table_files
 from protofed.datasets.tabular import Kind, Table, is_number, read_table
 from protofed.errors import BadInput
 
 INTEGRAL = re.compile(r"(-?(?:0|[1-9]\d*))\.0", re.ASCII)
 """An integer as many programs write it when its column has gaps: `1.0`."""
-DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
 MAX_NAMED = 5
 """Sites named in one message."""
 
@@ -35,10 +35,15 @@ def read_tables(root: Path) -> tuple[dict[str, Table], list[str]]:
 
 def column_faults(tables: Mapping[str, Table], leave_out: Iterable[str] = ()) -> list[str]:
     """A sentence for each column that some sites have and others lack."""
+    return missing_columns({site: table.columns.keys() for site, table in tables.items()}, leave_out)
+
+
+def missing_columns(columns: Mapping[str, Collection[str]], leave_out: Iterable[str] = ()) -> list[str]:
+    """The same from the names of each site's columns."""
     faults = []
-    for name in sorted({name for table in tables.values() for name in table.columns} - set(leave_out)):
-        present = [site for site, table in tables.items() if name in table.columns]
-        absent = [site for site in tables if site not in present]
+    for name in sorted({name for names in columns.values() for name in names} - set(leave_out)):
+        present = [site for site, names in columns.items() if name in names]
+        absent = [site for site in columns if site not in present]
         if absent:
             faults.append(
                 f"column {name!r} is at {first_few(present)}, but not at {first_few(absent)}: add it there (cells may "
@@ -54,16 +59,10 @@ def kinds_of(
 
     A column is meant to be numeric if some site has only numbers in it, or if most of its values are numbers.
     """
-    kinds: dict[str, Kind] = {}
-    faults = {}
-    declared = set(categorical)
-    for name in names:
-        words = word_rows(tables, name)
-        kinds[name] = "categorical" if name in declared or any(words.values()) else "numeric"
-        numeric = numeric_sites(tables, name, words)
-        if name not in declared and any(words.values()) and (numeric or _mostly_numbers(tables.values(), name)):
-            faults[name] = _mixed_column(tables, name, words, numeric)
-    return kinds, faults
+    names = [*names]
+    facts = {site: {name: facts_of(table, name) for name in names} for site, table in tables.items()}
+    kinds, mixed = kinds_from(facts, names, categorical)
+    return kinds, {name: _mixed_column(tables, name, numeric) for name, (_, numeric) in mixed.items()}
 
 
 def with_normalised_codes(table: Table, names: Iterable[str]) -> Table:
@@ -86,11 +85,6 @@ def word_rows(tables: Mapping[str, Table], name: str) -> dict[str, list[int]]:
     }
 
 
-def numeric_sites(tables: Mapping[str, Table], name: str, words: Mapping[str, Sequence[int]]) -> list[str]:
-    """The sites that have numbers and no words in this column."""
-    return [site for site, table in tables.items() if has_values(table, name) and not words[site]]
-
-
 def has_values(table: Table, name: str) -> bool:
     return any(cell is not None for cell in table.column(name))
 
@@ -108,14 +102,8 @@ def first_few(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + more
 
 
-def _mostly_numbers(tables: Iterable[Table], name: str) -> bool:
-    cells = [cell for table in tables for cell in table.column(name) if cell is not None]
-    return 2 * sum(is_number(cell) or DECIMAL_COMMA.fullmatch(cell) is not None for cell in cells) > len(cells)
-
-
-def _mixed_column(
-    tables: Mapping[str, Table], name: str, words: Mapping[str, Sequence[int]], numeric: Sequence[str]
-) -> str:
+def _mixed_column(tables: Mapping[str, Table], name: str, numeric: Sequence[str]) -> str:
+    words = word_rows(tables, name)
     where, word = first_word(tables, name, words)
     others = f"only numbers at {first_few(numeric)}" if numeric else "numbers elsewhere"
     more = sum(len(rows) for rows in words.values()) - 1

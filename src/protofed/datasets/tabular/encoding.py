@@ -1,5 +1,6 @@
 """Rows as vectors. The encoder is fitted on summaries of the sites' training rows, not on the rows themselves."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -63,9 +64,11 @@ class Summary:
         return Summary({name: _added(name, column, other.columns[name]) for name, column in self.columns.items()})
 
 
-def summary_of(table: Table, kinds: Mapping[str, Kind]) -> Summary:
-    """The summary of a site's training rows. Columns that `kinds` does not name are left out."""
-    return Summary({name: _column_summary(table, name, kind) for name, kind in kinds.items()})
+def summary_of(table: Table, kinds: Mapping[str, Kind], min_rows: int = 1) -> Summary:
+    """The summary of a site's training rows. Columns that `kinds` does not name are left out. Of fewer than `min_rows`
+    rows nothing is said: neither the words that only they have, nor the sums of a column that only they have values in.
+    """
+    return Summary({name: _column_summary(table, name, kind, min_rows) for name, kind in kinds.items()})
 
 
 def sum_of(summaries: Iterable[Summary]) -> Summary:
@@ -73,16 +76,21 @@ def sum_of(summaries: Iterable[Summary]) -> Summary:
     return reduce(add, summaries)
 
 
-def _column_summary(table: Table, name: str, kind: Kind) -> Moments | Categories:
+def _column_summary(table: Table, name: str, kind: Kind, min_rows: int) -> Moments | Categories:
     if kind == "categorical":
-        categories = Categories(frozenset(cell for cell in table.column(name) if cell is not None))
+        count = Counter(cell for cell in table.column(name) if cell is not None)
+        # guard: rare-words-are-not-told
+        categories = Categories(frozenset(cell for cell, rows in count.items() if rows >= min_rows))
         _check_categories(name, categories, f"{table.source}: ")
         return categories
     values = table.numbers(name)
     present = values[~np.isnan(values)].tolist()
+    missing = len(values) - len(present)
+    if len(present) < min_rows:  # guard: few-rows-are-not-summed-up
+        return Moments(missing=missing)
     mean = fsum(present) / max(len(present), 1)
     squares = fsum((value - mean) ** 2 for value in present)
-    return Moments(len(present), len(values) - len(present), fsum(present), squares)
+    return Moments(len(present), missing, fsum(present), squares)
 
 
 def _added(name: str, left: Moments | Categories, right: Moments | Categories) -> Moments | Categories:

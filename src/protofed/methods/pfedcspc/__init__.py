@@ -12,7 +12,8 @@ Departures:
 1. Eq. (4) is a softmax over clients; the denominator as printed has the temperature inside the loss and one index for
    two. The temperature is not given; it is 0.5 here.
 2. A client that was not in the last round starts from the global encoder: its prototypes are not at hand.
-3. Features and prototypes have length 1 in Eq. (5), as in the authors' code.
+3. Features and prototypes have length 1 in Eq. (5), and the outputs of the projection in Eq. (12), as in the authors'
+   code.
 4. Eq. (6) is the absolute difference of the cosines; the paper prints a comma. Triplets of which two points coincide
    are left out.
 5. Eq. (7) compares distances relative to their mean, by a smooth L1, as in the authors' code.

@@ -113,7 +113,7 @@ class _ByKernels(torch.autograd.Function):
 
     @staticmethod
     def forward(z: Tensor, y: Tensor, weight: Tensor, *tables: Any) -> tuple[Tensor, Tensor]:
-        from protofed.methods.pfedcspc.alignment_kernel import with_slopes  # Triton comes with torch for GPUs only
+        from protofed.kernels.alignment import with_slopes  # Triton comes with torch for GPUs only
 
         *parts, alignment = tables
         if z.dim() == 3:

@@ -99,7 +99,7 @@ class _ByKernels(torch.autograd.Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        from protofed.methods.pfedcspc.calibration_kernel import with_slopes  # Triton comes with torch for GPUs only
+        from protofed.kernels.calibration import with_slopes  # Triton comes with torch for GPUs only
 
         *tensors, contrasts = inputs
         loss, slopes = with_slopes(contrasts, *tensors)

@@ -23,13 +23,17 @@ from protofed.transforms.robust_stage import RobustSettings
 RUNTIME = ("runtime", "name")
 
 
-def check_sections(sections: Mapping[str, Any]) -> Iterator[Problem]:
-    """Contradictions that the settings alone show. A section that is None is skipped."""
+def check_sections(sections: Mapping[str, Any], data_elsewhere: bool = False) -> Iterator[Problem]:
+    """Contradictions that the settings alone show. A section that is None is skipped. `data_elsewhere`: own files may
+    be at sites, and so without a path here."""
     task, method = sections.get("task"), sections.get("method")
     training, runtime = sections.get("training"), sections.get("runtime")
     if runtime is not None:
         yield from _check_runtime(runtime)
     if task is not None and not isinstance(task, Task):
+        if isinstance(task, Custom) and not task.path and not data_elsewhere:
+            what = "is missing: give the folder with the sites, or see `protofed data inspect`"
+            yield Problem(("task", "path"), what)
         yield from _check_task_settings(task)
         if training is not None:
             yield from _check_replies(task, training)
@@ -157,8 +161,6 @@ def _check_task_settings(task: TaskSettings) -> Iterator[Problem]:
 
 def _check_custom(task: Custom) -> Iterator[Problem]:
     kind, networks = ("task", "kind"), [*IMAGE_NETWORKS] if task.kind == "images" else [*TABLE_NETWORKS]
-    if not task.path:
-        yield Problem(("task", "path"), "is missing: give the folder with the sites, or see `protofed data inspect`")
     if task.kind == "tables" and task.label is None:
         yield Problem(("task", "label"), "is missing: name the column to predict", (kind,))
     if task.label is not None and task.label in task.leave_out:

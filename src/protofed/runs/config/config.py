@@ -139,15 +139,22 @@ class Config:
         )
 
 
-def load(path: Path, overrides: Iterable[str] = ()) -> Config:
-    """The configuration in a file, with overrides such as `method.temperature=0.05`."""
+def load(path: Path, overrides: Iterable[str] = (), data_elsewhere: bool = False) -> Config:
+    """The configuration in a file, with overrides such as `method.temperature=0.05`. `data_elsewhere`: own files may be
+    at sites, and so without a path."""
     table, place = document(path)
     if not table.keys() & {"task", "method"} and table.keys() & {"tasks", "methods"}:
         raise BadInput(f"{path} is a comparison of several runs, not one experiment: protofed compare {path}")
-    return parse(table, place, overrides, importer_for(path))
+    return parse(table, place, overrides, importer_for(path), data_elsewhere)
 
 
-def parse(table: Table, source: str | Place, overrides: Iterable[str] = (), importer: Importer = NO_IMPORTS) -> Config:
+def parse(
+    table: Table,
+    source: str | Place,
+    overrides: Iterable[str] = (),
+    importer: Importer = NO_IMPORTS,
+    data_elsewhere: bool = False,
+) -> Config:
     """The configuration in a table. Raises one BadInput that lists all problems. Without an importer, the table can
     only name registered methods and tasks."""
     tree = copy.deepcopy(dict(table))
@@ -167,7 +174,8 @@ def parse(table: Table, source: str | Place, overrides: Iterable[str] = (), impo
     first = [*renamed(tree), *not_imported]  # these say more of a key than that its value is unknown
     problems = [*first, *(p for p in problems if p.key not in {f.key for f in first})]
     wrong = {p.key for p in problems}
-    problems += [p for p in check_sections(values) if not any(overlap(k, w) for k in (p.key, *p.others) for w in wrong)]
+    found = check_sections(values, data_elsewhere)
+    problems += [p for p in found if not any(overlap(k, w) for k in (p.key, *p.others) for w in wrong)]
     if problems:
         in_file = source if callable(source) else lambda key: source
 

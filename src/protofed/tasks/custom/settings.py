@@ -1,9 +1,9 @@
 """Settings of the task `custom`."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,12 +11,18 @@ from annotated_types import Ge, Gt, Interval, Lt
 
 from protofed.api.task import Task
 from protofed.datasets import sites
+from protofed.datasets.preprocessing import ImageFiles
 from protofed.datasets.sites import SiteKind
 from protofed.errors import BadInput
 from protofed.nn.networks import Parts
 from protofed.tasks import models
-from protofed.tasks.custom.image_task import image_task
-from protofed.tasks.custom.table_task import table_task
+from protofed.tasks.custom.image_task import OwnImages
+from protofed.tasks.custom.shares import Agreed, agreed
+from protofed.tasks.custom.split import untested_classes
+from protofed.tasks.custom.table_task import OwnTables
+from protofed.tasks.models import Network, network
+
+log = logging.getLogger(__name__)
 
 IMAGE_NETWORKS: dict[str, Callable[[int, int], Parts]] = {
     "small_cnn": models.small_cnn,
@@ -77,18 +83,50 @@ class Custom:
     hold_out: Sequence[str] = ()
     """Sites that do not train. They are tested as new ones, with the model that the others have trained."""
 
+    min_rows: Annotated[int, Ge(1)] = 1
+    """For tables: what fewer training rows of a site have is not told to the other sites. Such words of a column count
+    as others, and sums of a column with fewer values are left out."""
+
     def build(self) -> Task:
-        root, network = self._root(), self._network()
-        if self.kind == "images":
-            return image_task(self, root, partial(_function(network), self.channels))
-        return table_task(self, root, _function(network))
+        own = self.read()
+        if isinstance(own, OwnImages):
+            own.refuse_many_damaged()
+        task = self.made(own, agreed(own.shares, self))
+        for name in untested_classes(own.examples, own.rows):
+            log.warning("task custom: class %r is in no test set: it has too few examples at each site", name)
+        return task
+
+    def read(self, only: Collection[str] = ()) -> OwnImages | OwnTables:
+        """The files of all sites, or of some, before it is agreed how they are prepared."""
+        root, _ = self._root(), self._network_name()
+        return (OwnImages if self.kind == "images" else OwnTables).read(self, root, only)
+
+    def made(self, own: OwnImages | OwnTables, preparation: Agreed) -> Task:
+        """The task of the sites whose files were read."""
+        return own.task(preparation, self.network(preparation))
+
+    def network(self, preparation: Agreed) -> Network:
+        """The network of every site."""
+        files = preparation.files
+        inputs = files.channels if isinstance(files, ImageFiles) else len(files.encoder.features)
+        return network(_function(self._network_name()), inputs, len(preparation.classes))
 
     def stamp(self) -> str:
-        """A hash of names, sizes and modification times of the files: a run on changed files is another run."""
+        """A hash of names, sizes and modification times of the files: a run on changed files is another run. Nothing
+        where there are no files."""
+        if not self.path:
+            return ""
         root = self._root()
         files = sorted(sites.data_files(root, self.kind))
         facts = [(str(path.relative_to(root)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
         return hashlib.sha256(repr(facts).encode(errors="surrogateescape")).hexdigest()
+
+    def site_names(self) -> tuple[str, ...]:
+        """The sites in the folder."""
+        root = self._root()
+        if self.kind == "images":
+            return tuple(sorted(site for site, classes in sites.image_sites(root).files.items() if classes))
+        return tuple(sorted(sites.table_sites(root)))
 
     def _root(self) -> Path:
         root = Path(self.path)
@@ -103,7 +141,7 @@ class Custom:
             )
         return root
 
-    def _network(self) -> str:
+    def _network_name(self) -> str:
         name = self.model or ("cnn3" if self.kind == "images" else "mlp")
         if ":" in name:
             return name

@@ -1,24 +1,23 @@
-"""The task `custom` for tables."""
+"""Own tables: read, split, summed up for the agreement, and made a task by it."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import torch
 
 from protofed.api.task import Task
 from protofed.data.transforms import Transform
 from protofed.datasets import sites
 from protofed.datasets.preprocessing import TableRows
 from protofed.datasets.sites import LabelledRows
-from protofed.datasets.tabular import Encoder, Kind, Table, sum_of, summary_of
+from protofed.datasets.tabular import Kind, Table, summary_of
+from protofed.datasets.tabular.encoding import Categories, Moments, Summary
 from protofed.errors import BadInput
-from protofed.nn.networks import Parts
-from protofed.tasks.custom.assembly import assemble, training_sites
-from protofed.tasks.custom.split import SiteExamples, split_sites
+from protofed.tasks.custom.assembly import assemble
+from protofed.tasks.custom.shares import Agreed, ColumnShare, TableShare, used_columns
+from protofed.tasks.custom.split import SiteExamples, SplitRows, split_sites
+from protofed.tasks.models import Network
 
 if TYPE_CHECKING:
     from protofed.tasks.custom.settings import Custom
@@ -26,23 +25,62 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def table_task(settings: "Custom", root: Path, network: Callable[[int, int], Parts]) -> Task:
-    tables, faults = sites.read_tables(root)
-    if not tables and not faults:
-        sites.kind_of(root)
-        raise BadInput(f'task custom: {root} contains images, not tables; set kind = "images"')
-    _refuse(faults)
-    labelled, kinds = _checked_tables(tables, settings)
-    _refuse(sites.group_faults({site: site_rows.table for site, site_rows in labelled.items()}, settings.group))
-    examples = {site: examples_of(site_rows, settings.group) for site, site_rows in labelled.items()}
-    rows = split_sites(examples, settings.test_fraction, settings.seed, settings.validation_fraction)
-    train_tables = [
-        labelled[site].table.take(rows[site].train.tolist()) for site in training_sites(examples, settings.hold_out)
-    ]
-    encoder = Encoder.fit(sum_of(summary_of(table, kinds) for table in train_tables))
-    inputs = {site: torch.from_numpy(encoder.encode(site_rows.table)) for site, site_rows in labelled.items()}
-    task = assemble(examples, rows, inputs, partial(network, len(encoder.features)), Transform(), settings)
-    return replace(task, preprocessing=TableRows(encoder, settings.label or ""))
+@dataclass(frozen=True)
+class OwnTables:
+    """The tables of some sites, before it is agreed how their columns become numbers."""
+
+    settings: "Custom"
+    tables: Mapping[str, Table]
+    labelled: Mapping[str, LabelledRows]
+    kinds: Mapping[str, Kind]
+    """Of the columns that are learnt from, as far as these sites know them."""
+    examples: Mapping[str, SiteExamples]
+    rows: Mapping[str, SplitRows]
+
+    @classmethod
+    def read(cls, settings: "Custom", root: Path, only: Collection[str] = ()) -> "OwnTables":
+        """All sites of a folder, or only some."""
+        tables, faults = sites.read_tables(root)
+        if not tables and not faults:
+            sites.kind_of(root)
+            raise BadInput(f'task custom: {root} contains images, not tables; set kind = "images"')
+        _refuse(faults)
+        tables = {site: table for site, table in tables.items() if not only or site in only}
+        labelled, kinds = _checked_tables(tables, settings)
+        _refuse(sites.group_faults({site: site_rows.table for site, site_rows in labelled.items()}, settings.group))
+        examples = {site: examples_of(site_rows, settings.group) for site, site_rows in labelled.items()}
+        rows = split_sites(examples, settings.test_fraction, settings.seed, settings.validation_fraction)
+        return cls(settings, tables, labelled, kinds, examples, rows)
+
+    @property
+    def shares(self) -> dict[str, TableShare]:
+        return {site: self._share(site) for site in self.labelled}
+
+    def _share(self, site: str) -> TableShare:
+        table, label = self.tables[site], self.settings.label or ""
+        said = Summary({})
+        if site not in self.settings.hold_out:
+            training = self.labelled[site].table.take(self.rows[site].train.tolist())
+            codes = [name for name, kind in self.kinds.items() if kind == "categorical"]
+            said = summary_of(sites.with_normalised_codes(training, codes), self.kinds, self.settings.min_rows)
+        return TableShare(
+            classes=sites.sorted_classes(self.examples[site].labels),
+            tests=len(self.rows[site].test),
+            rows=len(self.examples[site].labels),
+            label=sites.facts_of(table, label),
+            names=tuple(table.columns),
+            columns={name: _column_share(table, name, said.columns.get(name)) for name in self.kinds},
+        )
+
+    def task(self, agreed: Agreed, model: Network) -> Task:
+        assert isinstance(agreed.files, TableRows), "tables are prepared as tables"
+        inputs = {site: agreed.files.encoded(site_rows.table) for site, site_rows in self.labelled.items()}
+        return assemble(self.examples, self.rows, inputs, agreed, model, Transform(), self.settings)
+
+
+def _column_share(table: Table, name: str, said: Moments | Categories | None) -> ColumnShare:
+    words = tuple(sorted(said.values)) if isinstance(said, Categories) else None
+    return ColumnShare(sites.facts_of(table, name), said if isinstance(said, Moments) else None, words)
 
 
 def examples_of(rows: LabelledRows, group: str | None = None) -> SiteExamples:
@@ -53,7 +91,8 @@ def examples_of(rows: LabelledRows, group: str | None = None) -> SiteExamples:
 
 
 def _checked_tables(tables: Mapping[str, Table], settings: "Custom") -> tuple[dict[str, LabelledRows], dict[str, Kind]]:
-    """The rows that have a label, and the kinds of the columns that are used."""
+    """The rows that have a label, and the kinds of the columns that are used. What is wrong is named with its file and
+    line."""
     if settings.label is None:
         raise BadInput("task custom: label is not set; name the column to be predicted")
     if settings.label in settings.leave_out:
@@ -62,33 +101,14 @@ def _checked_tables(tables: Mapping[str, Table], settings: "Custom") -> tuple[di
         raise BadInput(f"task custom: {settings.label!r} is the label and the group; it cannot be both")
     _refuse(sites.column_faults(tables, settings.leave_out))
     _refuse(sites.label_faults(tables, settings.label))
-    kinds, faults = sites.kinds_of(tables, _used_columns(tables, settings), settings.categorical)
+    names = used_columns(next(iter(tables.values())).columns, settings)
+    kinds, faults = sites.kinds_of(tables, names, settings.categorical)
     _refuse([*faults.values()])
     rows = sites.labelled_rows(tables, settings.label)
     dropped = ", ".join(f"{site} {site_rows.dropped}" for site, site_rows in rows.items() if site_rows.dropped)
     if dropped:
         log.warning("task custom: rows without a label are left out: %s", dropped)
-    codes = [name for name, kind in kinds.items() if kind == "categorical"]
-    return {
-        site: replace(site_rows, table=sites.with_normalised_codes(site_rows.table, codes))
-        for site, site_rows in rows.items()
-    }, kinds
-
-
-def _used_columns(tables: Mapping[str, Table], settings: "Custom") -> list[str]:
-    """The columns to learn from: the same at every site, in the order of the first site."""
-    first = next(iter(tables.values()))
-    columns = {name for table in tables.values() for name in table.columns}
-    for name in (*settings.leave_out, *settings.categorical, *([settings.group] if settings.group else [])):
-        if name not in columns:
-            first.column(name)
-    unused = {settings.label, settings.group, *settings.leave_out}
-    names = [name for name in first.columns if name not in unused]
-    if not names:
-        raise BadInput(
-            f"task custom: there is no column but the label {settings.label!r}; nothing can be learnt from it"
-        )
-    return names
+    return rows, kinds
 
 
 def _refuse(faults: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from protofed.methods.pfedcspc.calibration import Contrasts
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from protofed.methods.pfedcspc import calibration_kernel  # noqa: E402
+from protofed.kernels import calibration as by_kernels  # noqa: E402
 
 BOTH = Contrasts(across=True, augmented=True, weight=0.7, temperature=0.4, easy_weight=0.3, margin=1.5)
 Inputs = tuple[Tensor, ...]
@@ -69,7 +69,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_the_objective_and_its_gradients_are_those_of_the_paper(case: tuple[Contrasts, Inputs]) -> None:
     contrasts, inputs = case
-    loss, slopes = calibration_kernel.with_slopes(contrasts, *(leaf.to(DEVICE) for leaf in inputs))
+    loss, slopes = by_kernels.with_slopes(contrasts, *(leaf.to(DEVICE) for leaf in inputs))
     leaves = [leaf.double().requires_grad_() for leaf in inputs[:3]]
     expected = plain_objective(contrasts, *leaves, *inputs[3:])
     torch.testing.assert_close(loss.cpu().double(), expected.detach(), rtol=1e-5, atol=1e-6)
@@ -84,7 +84,7 @@ def test_the_objective_and_its_gradients_are_those_of_the_paper(case: tuple[Cont
 def test_an_objective_that_is_not_finite_stays_so(part: int) -> None:
     inputs = [leaf.clone().to(DEVICE) for leaf in drawn(4, 3, 4, 1)]
     inputs[part][1] = torch.nan
-    assert calibration_kernel.with_slopes(BOTH, *inputs)[0].isnan()
+    assert by_kernels.with_slopes(BOTH, *inputs)[0].isnan()
 
 
 # ---- where they are used
@@ -94,13 +94,13 @@ def test_an_objective_that_is_not_finite_stays_so(part: int) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of the embeddings that kernels are called for; they are used on the CPU too."""
     shapes: list[torch.Size] = []
-    original = calibration_kernel.with_slopes
+    original = by_kernels.with_slopes
 
     def counted(contrasts: Contrasts, logits: Tensor, z: Tensor, *rest: Any) -> Any:
         shapes.append(z.shape)
         return original(contrasts, logits, z, *rest)
 
-    monkeypatch.setattr(calibration_kernel, "with_slopes", counted)
+    monkeypatch.setattr(by_kernels, "with_slopes", counted)
     return shapes
 
 

@@ -17,7 +17,7 @@ from protofed.prototypes.class_means import Prototypes
 pytest.importorskip("triton", reason="Triton is not installed")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-from protofed.methods.pfedcspc import alignment_kernel  # noqa: E402
+from protofed.kernels import alignment as by_kernels  # noqa: E402
 
 EACH_PART = {"node": (True, False, False), "angle": (False, True, False), "edge": (False, False, True)}
 
@@ -111,7 +111,7 @@ def stacked(shapes: list[Shape]) -> Shape:
 
 def is_right(alignment: Alignment, batches: Batches) -> None:
     z, y, weight, known = batches
-    losses, slopes = alignment_kernel.with_slopes(
+    losses, slopes = by_kernels.with_slopes(
         alignment,
         z.to(DEVICE),
         y.to(DEVICE),
@@ -131,7 +131,7 @@ def is_right(alignment: Alignment, batches: Batches) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_losses_and_gradients_are_those_of_the_paper(case: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alignment_kernel, "BLOCK", 16)
+    monkeypatch.setattr(by_kernels, "BLOCK", 16)
     is_right(Alignment(temperature=0.4), case)
 
 
@@ -148,7 +148,7 @@ def test_a_loss_that_is_not_finite_stays_so() -> None:
     for parts in EACH_PART.values():
         shape = stacked([shape_of(known[0])])
         inputs = z.to(DEVICE), y.to(DEVICE), weight.to(DEVICE), shape
-        assert alignment_kernel.with_slopes(Alignment(*parts), *inputs)[0].isnan().all(), parts
+        assert by_kernels.with_slopes(Alignment(*parts), *inputs)[0].isnan().all(), parts
 
 
 # ---- where they are used
@@ -158,13 +158,13 @@ def test_a_loss_that_is_not_finite_stays_so() -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
     """The shapes of the features that kernels are called for; they are used on the CPU too."""
     shapes: list[torch.Size] = []
-    original = alignment_kernel.with_slopes
+    original = by_kernels.with_slopes
 
     def counted(alignment: Alignment, z: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         shapes.append(z.shape)
         return original(alignment, z, *rest)
 
-    monkeypatch.setattr(alignment_kernel, "with_slopes", counted)
+    monkeypatch.setattr(by_kernels, "with_slopes", counted)
     monkeypatch.setattr(by_torch, "_has_kernels", lambda z, shape: True)
     return shapes
 

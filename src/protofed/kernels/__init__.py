@@ -1,0 +1,1 @@
+"""Losses of methods as GPU kernels, in Triton."""
