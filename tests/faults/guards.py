@@ -2438,4 +2438,52 @@ GUARDS = (
         tests="tests/runtimes/test_private_fit.py -k runtimes_agree",
         new="if False:",
     ),
+    Guard(
+        id="federation-one-answer-to-a-message",
+        what="a second answer to one message does not end the run",
+        tests="tests/federation/test_fault_moments.py -k comes_first",
+        swap=("sent.posts.pop(post, None)", "sent.posts.pop(post)"),
+    ),
+    Guard(
+        id="wrong-clock-said-to-server",
+        what="the server is told that a site's clock may be wrong",
+        tests="tests/federation/test_fault_moments.py -k clock_goes_wrong",
+        swap=("OutOfDate", "ZeroDivisionError"),
+    ),
+    Guard(
+        id="full-disk-ends-no-site",
+        what="a site whose disk is full says so, and goes on when there is room",
+        tests="tests/federation/test_fault_moments.py -k disk_is_full",
+        swap=("OSError", "ZeroDivisionError"),
+    ),
+    Guard(
+        id="no-half-line-stays",
+        what="of a line for which there is no room nothing stays",
+        tests="tests/federation/test_signing.py -k no_room",
+        new="pass",
+    ),
+    Guard(
+        id="idle-worker-that-died-replaced",
+        what="a site's worker that died between two orders costs nobody a round",
+        tests="tests/federation/test_processes.py -k nothing_to_do",
+        new="if False:",
+    ),
+    Guard(
+        id="sites-told-why-a-run-does-not-begin",
+        what="sites can read why a run does not begin",
+        tests="tests/federation/test_refusals.py -k both_ends",
+        new="pass",
+    ),
+    Guard(
+        id="refused-requests-noted",
+        what="who is refused at the SuperLink is written down at the server",
+        tests="tests/federation/test_gate.py -k written_down",
+        new="if False:",
+    ),
+    Guard(
+        id="site-s-bytes-known-at-server",
+        what="the server says why a site is not sent an order that it would not take",
+        tests="tests/federation/test_refusals.py -k too_large_for_a_site",
+        new="if (most := 0):",
+    ),
 )

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from typer.testing import CliRunner
 
+from clocks import PATIENCE
 from protofed.cli.app import app
 
 SOURCE = Path(__file__).parent.parent.parent / "src"
@@ -23,10 +24,10 @@ EXPERIMENT = """
 [task]
 name = "minidigits"
 [method]
-name = "{method}"
+{method}
 [training]
 rounds = {rounds}
-epochs = 1
+epochs = {epochs}
 batch_size = 32
 deadline = 120.0
 on_divergence = "skip"
@@ -77,9 +78,10 @@ class Machines:
     def kit(self, site: str) -> Path:
         return self.federation / "kits" / site
 
-    def experiment(self, method: str, rounds: int) -> Path:
-        path = self.folder / f"{method}.toml"
-        path.write_text(EXPERIMENT.format(method=method, rounds=rounds))
+    def experiment(self, method: str, rounds: int, epochs: int = 1, **settings: str) -> Path:
+        path = self.folder / f"{'-'.join([method, *settings.values()])}.toml"
+        lines = [f'{key} = "{value}"' for key, value in {"name": method, **settings}.items()]
+        path.write_text(EXPERIMENT.format(method="\n".join(lines), rounds=rounds, epochs=epochs))
         return path
 
     def done(self, *words: object, code: int = 0) -> str:
@@ -95,16 +97,33 @@ class Machines:
         for name in self.clients:
             self.site(name)
 
-    def serve(self, experiment: Path, *words: object) -> subprocess.Popen[bytes]:
-        options = ("--federation", self.federation, "--folder", self.results / "run", *words)
+    def serve(self, experiment: Path, *words: object, folder: str = "run") -> subprocess.Popen[bytes]:
+        options = ("--federation", self.federation, "--folder", self.results / folder, *words)
         return self._start("serve", "serve", experiment, *options)
+
+    def flower_superlink(self) -> None:
+        """A SuperLink that somebody else has started, as the how-to says, for several runs one after another."""
+        own, port = self.federation / "server", free_port()
+        certificates = ("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key")
+        self._popen(
+            "superlink",
+            [
+                *(str(Path(sys.executable).parent / "flower-superlink"), "--host", "127.0.0.1", "--port", str(port)),
+                *(word for name, file in certificates for word in (f"--ssl-{name}", str(own / file))),
+                *("--isolation", "process", "--enable-supernode-auth", "--disable-runtime-dependency-installation"),
+                *("--database", str(self.folder / "superlink.db")),
+            ],
+        )
+        for path in (own / "server.toml", *self.federation.glob("kits/*/site.toml")):
+            text = re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", path.read_text())
+            path.write_text(text.replace('superlink = ""', f'superlink = "127.0.0.1:{port}"'))
 
     def text(self, name: str) -> str:
         """What the processes of this name have said, all of them so far."""
         paths = sorted(self.folder.glob(f"{name}.*.out"))
         return "".join(path.read_text(errors="replace") for path in paths)
 
-    def wait_for(self, name: str, words: str, seconds: float = 120) -> None:
+    def wait_for(self, name: str, words: str, seconds: float = PATIENCE) -> None:
         end = time.monotonic() + seconds
         while not re.search(words, self.text(name)):
             process = self.running.get(name)
@@ -113,7 +132,19 @@ class Machines:
                 raise AssertionError(f"{name} did not say {words!r}:\n{self.everything()}")
             time.sleep(0.05)
 
-    def ended(self, name: str, seconds: float = 180) -> int:
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"{what}:\n{self.everything()}"
+            time.sleep(0.01)
+
+    def wait_for_round(self, number: int) -> None:
+        """Until the server has written down that so many rounds are done."""
+        path = self.results / "run" / "rounds.jsonl"
+        what = f"round {number} was not done"
+        self.wait_until(lambda: path.exists() and f'"round": {number},' in path.read_text(), what)
+
+    def ended(self, name: str, seconds: float = PATIENCE) -> int:
         try:
             return self.running[name].wait(seconds)
         except subprocess.TimeoutExpired:
@@ -121,10 +152,17 @@ class Machines:
 
     def superlink(self) -> int:
         """The number of the SuperLink's process."""
-        parent = self.running["serve"].pid
-        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-        (found,) = [int(pid) for pid in children if b"superlink" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        (found,) = [pid for pid in self._children("serve") if b"superlink" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return found
+
+    def worker(self, site: str) -> int:
+        """The number of the process that does a site's work."""
+        (found,) = self._children(site)
+        return found
+
+    def _children(self, name: str) -> list[int]:
+        parent = self.running[name].pid
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
     def kill(self, name: str) -> None:
         self.running[name].kill()
@@ -151,11 +189,14 @@ class Machines:
         return [sys.executable, "-m", "protofed.cli.start", *map(str, words)]
 
     def _start(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        return self._popen(name, self._command(words))
+
+    def _popen(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
         self._starts += 1
         with open(self.folder / f"{name}.{self._starts:03d}.out", "wb") as output:
             self.running[name] = subprocess.Popen(
-                self._command(words),
-                env=self._env,
+                command,
+                env={**self._env, "FLWR_HOME": str(self.folder / "flower"), "FLWR_TELEMETRY_ENABLED": "0"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -17,6 +17,7 @@ from protofed.federation.messages import (
     Enrolment,
     Failed,
     Limits,
+    Notice,
     Order,
     Proposal,
     Question,
@@ -46,6 +47,7 @@ MESSAGES = [
     Verdict(NONCE, "d", (("TOO_MANY_EPOCHS", "100"),)),
     ORDER,
     ANSWER,
+    Notice(NONCE, ("OTHER_CODE: its code of fpl",)),
 ]
 
 

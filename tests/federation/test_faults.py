@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from clocks import ManualClock
 from federation.grids import config_of, grid, remote, sites_of, states
 from protofed import tree, wire
 from protofed.api.method import Method
@@ -31,6 +32,15 @@ MOST = 10**9
 DITTO: Method[Any, Any, Any, Any] = METHODS["ditto"]()
 """Its server knows weights, and each of its clients keeps some."""
 EVERYONE = tuple(sorted(TASK.clients))
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """Time stands still unless somebody waits: deadlines must not depend on how busy the machine is."""
+    found = ManualClock()
+    monkeypatch.setattr("time.monotonic", found.monotonic)
+    monkeypatch.setattr("time.sleep", found.advance)
+    return found
 
 
 class Between(InProcess):

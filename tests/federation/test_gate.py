@@ -1,6 +1,7 @@
 """The gate before a SuperLink of ours: sites reach the Fleet API, and nobody else anything."""
 
 import asyncio
+import re
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -59,6 +60,15 @@ def test_requests_are_bounded_before_they_are_read(size: str) -> None:
 def test_a_request_that_does_not_say_its_size_is_refused() -> None:
     assert asked("/v1/fleet/push-object", {"transfer-encoding": "chunked"}) == 413
     assert asked("/v1/fleet/push-object", {}) == 413
+
+
+def test_who_is_refused_is_written_down_at_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert asked("/v1/control/start\n-run", {"content-length": "10"}) == 404
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    assert re.search(r"refused: .*/v1/control/start.*: 404$", text.strip())
+    asked("/v1/fleet/pull-messages", {"content-length": "10"})
+    assert capsys.readouterr().err == ""
 
 
 def test_other_protocols_are_not_spoken() -> None:

@@ -1,13 +1,16 @@
 """Runs over a real SuperLink with TLS and node keys, and what is done to them."""
 
 import hashlib
+import json
 import os
 import shutil
 import signal
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,10 +52,17 @@ def machines(enrolled: Machines, tmp_path: Path) -> Iterator[Machines]:
 
 
 def assert_as_in_one_process(machines: Machines, experiment: Path) -> None:
-    """The server's state and every site's are those of the runtime `sequential`, bit for bit."""
+    """The server's state and every site's are those of the runtime `sequential`, bit for bit, but for rounds in which
+    clients were left out, for a reason that is written down."""
     config = configuration.load(experiment)
-    own = [client for clients in machines.clients.values() for client in clients]
-    near = Federation(config.method, own_part(config.task.build(), own), config.training)  # type: ignore[union-attr]
+    own = sorted(client for clients in machines.clients.values() for client in clients)
+    absent = left_out(machines)
+
+    class Scripted(Federation):
+        def sampled(self, round: int, *_: Any) -> tuple[str, ...]:
+            return tuple(client for client in own if (round, client) not in absent)
+
+    near = Scripted(config.method, own_part(config.task.build(), own), config.training)  # type: ignore[union-attr]
     assert_same_states(machines, near)
 
 
@@ -72,46 +82,108 @@ def assert_same_states(machines: Machines, near: Federation) -> None:
             assert versions, f"{site} has no state of {client} like that of one process"
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fpl"])
-def test_a_run_is_that_of_one_process(machines: Machines, method: str) -> None:
-    experiment = machines.experiment(method, 3)
-    machines.sites()
-    machines.serve(experiment)
+def left_out(machines: Machines) -> dict[tuple[int, str], str]:
+    """Who failed, in which round from 0 on, and why."""
+    lines = map(json.loads, (machines.results / "run" / "rounds.jsonl").read_text().splitlines())
+    return {(line["round"] - 1, client): why for line in lines for client, why in line["failures"].items()}
+
+
+MOMENTS = ("before", "during", "after")
+COMES = "round 2, train.*came"
+
+
+def ended_well(machines: Machines, experiment: Path) -> None:
     assert machines.ended("serve") == 0, machines.everything()
     assert_as_in_one_process(machines, experiment)
 
 
-def test_a_site_is_killed_and_comes_back(machines: Machines) -> None:
-    experiment = machines.experiment("fedavg", 4)
+def begun(machines: Machines) -> Path:
+    """A run whose steps take long enough to be interrupted, and whose clients keep something."""
+    experiment = machines.experiment("scaffold", 3, epochs=20)
     machines.sites()
     machines.serve(experiment)
-    machines.wait_for("B", "round 2, train.*came")
+    return experiment
+
+
+def wait_for_answer(machines: Machines, site: str) -> None:
+    """Until the site has written the answer of round 2, while its process stands still and cannot send it."""
+    folder = machines.kit(site) / "state" / "runs"
+    known = {*folder.glob("*/answers/0*")}
+    os.kill(machines.running[site].pid, signal.SIGSTOP)
+    machines.wait_until(lambda: {*folder.glob("*/answers/0*")} - known, f"{site} has written no answer")
+
+
+def wait_for_all_answers(machines: Machines) -> None:
+    """Until all sites have sent their answers of round 2, while the server stands still and cannot take them."""
+    for site in machines.clients:
+        machines.wait_for(site, COMES)
+    os.kill(machines.running["serve"].pid, signal.SIGSTOP)
+    for site in machines.clients:
+        machines.wait_for(site, "round 2, train.*bytes go")
+    time.sleep(1.0)  # it is said before they have gone; if they have not, the moment is another one
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_site_s_worker_is_killed(machines: Machines, moment: str) -> None:
+    experiment = begun(machines)
+    if moment == "before":
+        machines.wait_for("B", "round 1, train.*bytes go")
+    else:
+        machines.wait_for("B", COMES)
+    if moment == "after":
+        wait_for_answer(machines, "B")
+    os.kill(machines.worker("B"), signal.SIGKILL)
+    os.kill(machines.running["B"].pid, signal.SIGCONT)
+    ended_well(machines, experiment)
+    assert all(why.startswith("CLIENT_ERROR: the process that did") for why in left_out(machines).values())
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_site_is_killed_and_comes_back(machines: Machines, moment: str) -> None:
+    experiment = begun(machines)
+    if moment == "before":
+        machines.wait_for_round(1)
+        os.kill(machines.running["B"].pid, signal.SIGSTOP)
+        machines.wait_for("A", COMES)
+    else:
+        machines.wait_for("B", COMES)
+    if moment == "after":
+        wait_for_answer(machines, "B")
     machines.kill("B")
     machines.site("B")
-    assert machines.ended("serve") == 0, machines.everything()
-    assert_as_in_one_process(machines, experiment)
+    ended_well(machines, experiment)
+    assert left_out(machines) == {}
 
 
-def test_the_server_is_killed_and_resumed(machines: Machines) -> None:
-    experiment = machines.experiment("fpl", 4)
-    machines.sites()
-    machines.serve(experiment)
-    machines.wait_for("B", "round 3, train.*came")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_server_is_killed_and_resumed(machines: Machines, moment: str) -> None:
+    experiment = begun(machines)
+    if moment == "before":
+        machines.wait_for_round(1)
+    else:
+        machines.wait_for("B", COMES)
+    if moment == "after":
+        wait_for_all_answers(machines)
     machines.kill("serve")
     machines.serve(experiment, "--resume")
-    assert machines.ended("serve") == 0, machines.everything()
-    assert_as_in_one_process(machines, experiment)
+    ended_well(machines, experiment)
+    assert left_out(machines) == {}
 
 
-def test_the_superlink_is_killed(machines: Machines) -> None:
-    experiment = machines.experiment("fedavg", 4)
-    machines.sites()
-    machines.serve(experiment)
-    machines.wait_for("B", "round 2, train.*came")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_superlink_is_killed(machines: Machines, moment: str) -> None:
+    experiment = begun(machines)
+    if moment == "before":
+        machines.wait_for_round(1)
+    else:
+        machines.wait_for("B", COMES)
+    if moment == "after":
+        wait_for_all_answers(machines)
     os.kill(machines.superlink(), signal.SIGKILL)
-    assert machines.ended("serve") == 0, machines.everything()
+    os.kill(machines.running["serve"].pid, signal.SIGCONT)
+    ended_well(machines, experiment)
     assert "started anew" in machines.text("serve")
-    assert_as_in_one_process(machines, experiment)
+    assert left_out(machines) == {}
 
 
 # ---- own files

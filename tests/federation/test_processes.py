@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from clocks import wait_for
 from protofed.federation.processes import OutOfTime, Worker, WorkerDied
 
 calls = 0
@@ -94,6 +95,15 @@ def test_a_worker_that_dies_is_noticed_at_once(worker: Worker, how: bytes) -> No
     with pytest.raises(WorkerDied, match="signal 9" if how == b"die" else "exit code 1"):
         worker.answer(how, 60)
     assert time.monotonic() - begin < 5
+    assert worker.answer(b"abc", 10) == b"cba"
+
+
+def test_a_worker_that_died_while_it_had_nothing_to_do_is_replaced(worker: Worker) -> None:
+    answer = worker.answer(b"who", 10)
+    assert answer is not None
+    pid = int(answer.split()[0])
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))  # all of its threads have ended
     assert worker.answer(b"abc", 10) == b"cba"
 
 

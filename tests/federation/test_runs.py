@@ -233,6 +233,7 @@ def test_the_server_has_no_example_of_a_site(tmp_path: Path) -> None:
         assert len(data.x) == 1, client
         assert not data.x.any()
         assert not data.y.any()
+    assert [*task.clients] == [*built.clients], "reports list clients in another order than in one process"
     assert task.domain_of == built.domain_of
     assert task.tests.keys() == built.tests.keys()
 

@@ -1,7 +1,9 @@
 """Signed messages: who can say what to whom, and how often."""
 
 import dataclasses
+import errno
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -151,6 +153,25 @@ def test_a_line_that_was_cut_off_does_no_harm(tmp_path: Path) -> None:
     with pytest.raises(BadSignature, match="before"):
         seen.take_up(one)
     two = header(new_nonce(), 999.0)
+    seen.take_up(two)
+    with pytest.raises(BadSignature, match="before"):
+        Seen(tmp_path / "seen", lambda: 1000.0).take_up(two)
+
+
+def test_an_order_for_which_there_is_no_room_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = header(new_nonce(), 999.0), header(new_nonce(), 999.0)
+    seen = Seen(tmp_path / "seen", lambda: 1000.0)
+    real = os.write
+
+    def half(handle: int, data: memoryview) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(handle, data[: len(data) - 10])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", half)
+        with pytest.raises(OSError, match="No space"):
+            seen.take_up(one)
     seen.take_up(two)
     with pytest.raises(BadSignature, match="before"):
         Seen(tmp_path / "seen", lambda: 1000.0).take_up(two)

@@ -1,6 +1,7 @@
 """A SuperLink of ours: what passes, and who is refused."""
 
 import os
+import re
 import socket
 import ssl
 import time
@@ -15,6 +16,8 @@ import contextlib
 
 import httpx
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from federation.machines import free_port
 from protofed.federation import certificates, keys, kits, serve
@@ -230,9 +233,34 @@ def test_a_site_that_comes_later_is_asked_then(both: tuple[Running, FlowerLink, 
 # ---- who is refused
 
 
+def noted(one: Running, words: str) -> bool:
+    """Whether the server's log says it."""
+    return bool(re.search(f"refused: .*{words}", (one.server.path / "superlink.log").read_text()))
+
+
 def test_a_key_that_is_not_enrolled_is_refused(running: tuple[Running, FlowerLink]) -> None:
     with pytest.raises(Turned, match="412"):
         running[0].fleet("C")
+    assert noted(running[0], "/v1/fleet/activate-node: 412")
+
+
+def test_who_has_no_key_is_refused(running: tuple[Running, FlowerLink]) -> None:
+    one, _ = running
+    fleet = Fleet(one.address, one.server.authority, one.keys["A"])
+    no_key = [RuntimeVersionHttpInterceptor(component_name="SuperNode")]
+    fleet._client = FleetHttpClient.from_server_address(one.address, False, one.server.authority, no_key)
+    with pytest.raises(Turned, match="401"):
+        fleet.activate(0)
+    fleet.close()
+    assert noted(one, "/v1/fleet/activate-node: 401")
+
+
+def test_a_second_process_with_the_key_of_a_site_is_refused(
+    both: tuple[Running, FlowerLink, dict[str, Fleet]],
+) -> None:
+    one, _, _ = both
+    with pytest.raises(Turned):
+        one.fleet("A")
 
 
 def test_a_site_cannot_take_another_s_orders(both: tuple[Running, FlowerLink, dict[str, Fleet]]) -> None:
@@ -273,6 +301,7 @@ def test_who_has_only_the_authority_s_certificate_starts_and_sees_nothing(runnin
     for attempt in (control.start_run, lambda: control.register(one.server.keys), lambda: control.nodes({})):
         with pytest.raises(Turned, match="404"):
             attempt()
+    assert noted(one, "/v1/control/start-run: 404")
     control.close()
     trusting = ssl.create_default_context(cadata=one.server.authority.decode())
     for path in ("/", "/docs", "/openapi.json", "/health", "/v1/control/list-runs", "/v1/runtime/acquire-task"):

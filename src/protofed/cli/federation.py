@@ -126,13 +126,15 @@ def _row(site: Any, node: Any) -> dict[str, Any]:
 
 def _run(own: Path) -> dict[str, Any]:
     """The run that was served last."""
+    from protofed.runs.results import parsed
     from protofed.runs.store import opening
     from protofed.runs.store.folder import RunFolder
 
     try:
         facts = json.loads(opening.read(own, "run.json", most=10_000))
         folder = RunFolder(Path(facts["run"]))
-        done = len(folder.read_rounds()) if folder.has("rounds.jsonl") else 0
+        rounds = parsed(folder.read_rounds()) if folder.has("rounds.jsonl") else []
+        done = sum(one.round > 0 for one in rounds)
         return {"run": str(folder.path), "rounds": int(facts["rounds"]), "done": done, "is_done": folder.is_done}
     except (OSError, ValueError, KeyError, TypeError, BadInput):
         return {}

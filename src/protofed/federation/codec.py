@@ -23,6 +23,7 @@ from protofed.federation.messages import (
     Answer,
     Enrolment,
     Message,
+    Notice,
     Order,
     Proposal,
     Question,
@@ -35,7 +36,7 @@ MAGIC = b"PFED"
 MOST_HEADER = 8 * 2**20
 """Bytes of a header: room for the names of some ten thousand clients."""
 KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (Survey, Shared, Question, Enrolment, Proposal, Verdict, Order, Answer)
+    kind.__name__: kind for kind in (Survey, Shared, Question, Enrolment, Proposal, Verdict, Order, Answer, Notice)
 }
 NONCE = re.compile("[0-9a-f]{32}")
 

@@ -165,7 +165,7 @@ def server_task(sites: Enrolled, central: Central) -> Task:
         problems.append(f"{Refusal.OTHER_TASK}: the server's test sets are not those that the sites have")
     if problems:
         raise BadInput("\n".join(problems))
-    clients = sites.clients
+    clients = _in_order(sites.clients, central)
     store = torch.zeros((1, *first.inputs.shape), dtype=DTYPES[first.inputs.stored_dtype])
     blank, enrolments = blank_examples(store, 1), sites.enrolments.values()
     domains = {client: facts.domain for client, facts in clients.items() if facts.domain in central.tests}
@@ -186,6 +186,12 @@ def server_task(sites: Enrolled, central: Central) -> Task:
         preprocessing=preprocessing_of(first.inputs.files),
         has_data=False,
     )
+
+
+def _in_order(clients: Mapping[ClientId, Client], central: Central) -> dict[ClientId, Client]:
+    """In the order of the server's own task, if it has one: reports list them as those of a run in one process do."""
+    known = [client for client in (central.outline.clients if central.outline else ()) if client in clients]
+    return {client: clients[client] for client in dict.fromkeys([*known, *clients])}
 
 
 def _not_as_agreed(sites: Enrolled, central: Central) -> Iterator[str]:

@@ -5,6 +5,7 @@
     Question   who is there?                   Enrolment   its clients, versions and limits
     Proposal   the experiment                  Verdict     whether the site takes part, and why not
     Order      a step for clients of the site  Answer      an upload or a failure for each of them
+    Notice     why the run does not begin      Notice      that it was heard: the same, empty
 
 A message has a nonce, and what answers it has the same one. `codec.py` makes bytes of messages and messages of bytes.
 """
@@ -187,6 +188,14 @@ class Verdict:
     """The name of each, one of `Refusal`, and a sentence."""
 
 
+@dataclass(frozen=True)
+class Notice:
+    """Why the server does not begin. The site answers with an empty one."""
+
+    nonce: str
+    why: tuple[str, ...] = ()
+
+
 # ---- in a round
 
 
@@ -252,4 +261,4 @@ class Answer:
     failed: tuple[Failed, ...]
 
 
-Message = Survey | Shared | Question | Enrolment | Proposal | Verdict | Order | Answer
+Message = Survey | Shared | Question | Enrolment | Proposal | Verdict | Order | Answer | Notice

@@ -45,6 +45,8 @@ class Worker:
 
     def answer(self, data: bytes, seconds: float) -> bytes | None:
         """The answer to a message. Meanwhile `beat` is called again and again."""
+        if self._pid and os.waitpid(self._pid, os.WNOHANG)[0]:  # guard: idle-worker-that-died-replaced
+            self._forget()
         if self._socket is None:
             self._start()
         assert self._socket is not None
@@ -113,13 +115,16 @@ class Worker:
             data += piece
         return bytes(data)
 
-    def _ended(self) -> str:
+    def _forget(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        self._pid = 0
+
+    def _ended(self) -> str:
         os.kill(self._pid, signal.SIGKILL)  # what has ended by itself keeps its status until it is waited for
         _, status = os.waitpid(self._pid, 0)
-        self._pid = 0
+        self._forget()
         code = os.waitstatus_to_exitcode(status)
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 

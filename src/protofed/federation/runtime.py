@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 from protofed import tree, wire
@@ -21,7 +22,7 @@ from protofed.engine.message import Refused, WireMessage, printable
 from protofed.errors import RunFailed
 from protofed.federation.codec import Undecodable, decoded, encoded
 from protofed.federation.interface import Link
-from protofed.federation.messages import Answer, Description, Done, Failed, Order, Work
+from protofed.federation.messages import Answer, Description, Done, Failed, Order, Refusal, Work
 from protofed.federation.site_run import CLAIMABLE
 from protofed.federation.site_store import SHA256
 from protofed.federation.steps import UnknownStep, step_name
@@ -75,9 +76,10 @@ class Remote:
         site_of: Mapping[ClientId, str],
         seconds: float,
         resend_after: float = inf,
+        most_bytes: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         """`seconds` is how long is waited where a phase has no deadline; after `resend_after` seconds without an answer
-        an order is sent again."""
+        an order is sent again. `most_bytes` has the bytes of an order that sites take, for those that have said so."""
         self.store: ClientStore = ElsewhereStore()
         self.dropped: Counter[str] = Counter()
         """How many messages were thrown away, by reason."""
@@ -86,6 +88,7 @@ class Remote:
         self._site_of = site_of
         self._seconds = seconds
         self._resend_after = resend_after
+        self._most_bytes = most_bytes
         self._server = Sequential()
         self._host: Host | None = None
 
@@ -114,7 +117,12 @@ class Remote:
             of_site.setdefault(self._site_of[job.client], []).append(job)
         for site, own in of_site.items():
             order = self._order(own)
-            waiting[order.nonce] = self._send(site, own, order)
+            data = encoded(order)
+            if len(data) > (most := self._most_bytes.get(site, len(data))):  # guard: site-s-bytes-known-at-server
+                what = f"{Refusal.TOO_MANY_BYTES}: an order of {len(data)} bytes, and its site takes at most {most}"
+                yield from ((job.client, Failure(job.client, Reason.REFUSED_BY_SITE, what)) for job in own)
+                continue
+            waiting[order.nonce] = self._send(site, own, data)
         while waiting:
             yield from self._late(waiting)
             self._resend(waiting.values())
@@ -124,9 +132,9 @@ class Remote:
 
     # ---- orders
 
-    def _send(self, site: str, jobs: Sequence[Job], order: Order) -> _Sent:
+    def _send(self, site: str, jobs: Sequence[Job], data: bytes) -> _Sent:
         most = ANSWER_ROOM + sum(ANSWER_ROOM + job.most_bytes for job in jobs)
-        sent = self._link.send(site, encoded(order), most)
+        sent = self._link.send(site, data, most)
         end = min(jobs[0].deadline, time.monotonic() + self._seconds)  # guard: evaluations-have-an-end
         return _Sent(site, sent, {job.client: job for job in jobs}, most, end, time.monotonic() + self._resend_after)
 

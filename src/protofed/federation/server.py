@@ -9,6 +9,7 @@ from protofed.engine.federation import Federation
 from protofed.federation.enrolling import Central, Enrolled, agree, described, enrolled, server_task
 from protofed.federation.interface import Link
 from protofed.federation.messages import OnMemoryLost
+from protofed.federation.notices import sites_told
 from protofed.federation.runtime import Remote
 from protofed.federation.surveying import surveyed
 from protofed.runs.config.checks import check_sections, check_task
@@ -22,6 +23,7 @@ from protofed.tasks.custom import Custom
 from protofed.transforms.chain import UploadPipeline
 
 
+@sites_told
 def prepared(
     link: Link,
     config: Config,
@@ -49,7 +51,8 @@ def prepared(
     refuse([*check_task(config.evaluation, task)])
     description = described(config, run, sites, central, on_memory_lost)
     training = config.training
-    runtime = Remote(link, description, sites.site_of, training.deadline, resend_after)
+    most_bytes = {site: own.limits.bytes for site, own in sites.enrolments.items()}
+    runtime = Remote(link, description, sites.site_of, training.deadline, resend_after, most_bytes)
     federation = Federation(
         config.method,
         task,

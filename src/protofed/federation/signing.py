@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.federation.keys import PrivateKey, PublicKey
+from protofed.runs.store import disk
 
 VALID_FOR = 24 * 3600.0
 """Seconds after which an order that nobody took up is void. A site remembers orders for as long."""
@@ -33,6 +34,10 @@ Kind = Literal["order", "answer"]
 
 class BadSignature(ValueError):
     """A message that is not what it claims to be. Its sender is told nothing."""
+
+
+class OutOfDate(BadSignature):
+    """A message of the right sender that is too old, or from the future: one of the two clocks may be wrong."""
 
 
 @dataclass(frozen=True)
@@ -108,14 +113,12 @@ class Seen:
         """Remembers an order, on the disk, before anything is done for it."""
         now = self._clock()
         if header.issued < now - VALID_FOR or header.issued > now + CLOCKS_DIFFER:
-            raise BadSignature("it is too old, or this clock is wrong")  # guard: federation-orders-expire
+            hours = f"by this site's clock it was issued {(now - header.issued) / 3600:+.1f} hours ago"
+            raise OutOfDate(f"it is too old, or this clock is wrong: {hours}")  # guard: federation-orders-expire
         if header.nonce in self._nonces:
             raise BadSignature("it was taken up before")  # guard: federation-no-order-twice
         self._nonces[header.nonce] = header.issued
-        with open(self._path, "a", encoding="ascii") as file:
-            file.write(f"{header.issued!r} {header.nonce}\n")
-            file.flush()
-            os.fsync(file.fileno())
+        disk.append(self._path.parent, self._path.name, f"{header.issued!r} {header.nonce}\n".encode("ascii"))
 
     def _read(self) -> None:
         oldest = self._clock() - VALID_FOR - CLOCKS_DIFFER

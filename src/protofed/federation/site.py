@@ -22,6 +22,7 @@ from protofed.federation.messages import (
     Failed,
     Limits,
     Message,
+    Notice,
     Order,
     Proposal,
     Question,
@@ -87,6 +88,9 @@ class Site:
                 return encoded(self._verdict(message))
             case Order():
                 return self._answered(message, digest, size)
+            case Notice():
+                self._files.log("not begun", {"nonce": message.nonce, "why": [*map(printable, message.why)]})
+                return encoded(Notice(message.nonce))
         self._files.log("unexpected", {"kind": type(message).__name__, "sha256": digest})
         return None
 

@@ -14,11 +14,12 @@ from protofed.federation import keys
 from protofed.federation.codec import Undecodable, decoded, encoded
 from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
 from protofed.federation.interface import Handler
-from protofed.federation.messages import Answer, Failed, Order
+from protofed.federation.messages import Answer, Failed, Notice, Order, Verdict
 from protofed.federation.policy import SiteSettings
 from protofed.federation.processes import OutOfTime, Worker, WorkerDied
-from protofed.federation.signing import BadSignature, Seen, Signed, signed, verified
+from protofed.federation.signing import BadSignature, Header, OutOfDate, Seen, Signed, signed, verified
 from protofed.printable import one_line
+from protofed.runs.store import disk, opening
 from protofed.runtimes.base import Reason
 
 POLLS = 0.1
@@ -138,17 +139,17 @@ class SiteProcess:
         message = delivery.message
         try:
             header = verified(message, self._server, "order", federation, delivery.run, site)
-            self._seen.take_up(header)
         except BadSignature as error:
             self._refuse(str(error))
             return
         what = self._named(message.body)
-        self.tell(f"{what}: {len(message.body)} bytes came")
         begin = time.monotonic()
-        answer = self._answer(message.body)
+        answer = self._taken_up(header, message.body, what)
         if answer is None:
             self.tell(f"{what}: no answer")
             return
+        for why in self._refusals(answer):
+            self.tell(f"{what}: this site does not take part: {one_line(why)}")
         seconds = time.monotonic() - begin
         reply = signed(self._key, "answer", federation, delivery.run, site, header.nonce, answer, time.time())
         self.tell(f"{what}: done in {seconds:.1f} s, {len(answer)} bytes go")
@@ -164,6 +165,22 @@ class SiteProcess:
             else:
                 return
 
+    def _taken_up(self, header: Header, data: bytes, what: str) -> bytes | None:
+        """The answer to a message of the server; None to one that was taken up before, or is no question."""
+        try:
+            self._seen.take_up(header)
+        except OutOfDate as error:  # guard: wrong-clock-said-to-server
+            self._refuse(str(error))
+            return self._failure(data, str(error))
+        except BadSignature as error:
+            self._refuse(str(error))
+            return None
+        except OSError as error:  # guard: full-disk-ends-no-site
+            self.tell(f"{what}: {_cannot_write(error)}")
+            return self._failure(data, _cannot_write(error))
+        self.tell(f"{what}: {len(data)} bytes came")
+        return self._answer(data)
+
     def _answer(self, data: bytes) -> bytes | None:
         try:
             return self._worker.answer(data, self.settings.policy.order_minutes * 60)
@@ -172,6 +189,10 @@ class SiteProcess:
         except WorkerDied as error:
             why = str(error)
         self.tell(why)
+        return self._failure(data, why)
+
+    def _failure(self, data: bytes, why: str) -> bytes | None:
+        """The answer that none of an order's clients did it; None to what is no order."""
         try:
             order = decoded(data, self.settings.policy.most_bytes)
         except Undecodable:
@@ -180,6 +201,14 @@ class SiteProcess:
             return None
         failed = tuple(Failed(work.client, Reason.CLIENT_ERROR, why) for work in order.works)
         return encoded(Answer(order.nonce, (), failed))
+
+    def _refusals(self, answer: bytes) -> list[str]:
+        """What the site's verdict refuses, if the answer is one."""
+        try:
+            message = decoded(answer, self.settings.policy.most_bytes)
+        except Undecodable:
+            return []
+        return [f"{name}: {text}" for name, text in message.refusals] if isinstance(message, Verdict) else []
 
     def _named(self, data: bytes) -> str:
         """What was asked, in words."""
@@ -190,6 +219,8 @@ class SiteProcess:
         if isinstance(message, Order):
             clients = f"{len(message.works)} clients" if len(message.works) != 1 else one_line(message.works[0].client)
             return f"round {message.ticket.round + 1}, {one_line(message.step)}, {clients}"
+        if isinstance(message, Notice):
+            return f"the server does not begin: {one_line('; '.join(message.why))}"
         return f"a {type(message).__name__.lower()}"
 
     def _beat(self) -> None:
@@ -206,8 +237,10 @@ class SiteProcess:
         self._refused += 1
         if self._refused <= MOST_REFUSALS_LOGGED:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            with open(self.settings.state / "refused.log", "a", encoding="utf-8") as file:
-                file.write(f"{stamp} {one_line(why)}\n")
+            try:
+                disk.append(self.settings.state, "refused.log", f"{stamp} {one_line(why)}\n".encode())
+            except OSError as error:
+                self.tell(f"refused.log: {_cannot_write(error)}")
 
     def _last_node(self) -> int:
         path = self.settings.state / "node"
@@ -217,9 +250,11 @@ class SiteProcess:
             return 0
 
     def _keep_node(self, node: int) -> None:
-        beside = self.settings.state / ".writing-node"
-        beside.write_text(str(node), encoding="ascii")
-        os.replace(beside, self.settings.state / "node")
+        try:
+            with opening.folder(self.settings.state) as own:
+                disk.put(own, "node", str(node).encode("ascii"))
+        except OSError as error:  # after a kill, the SuperLink then believes in this process for a minute more
+            self.tell(f"node: {_cannot_write(error)}")
 
     def _disconnect(self) -> None:
         if self._fleet is not None:
@@ -254,3 +289,7 @@ class SiteProcess:
     def _check_stop(self) -> None:
         if self.should_stop():
             raise Stopped
+
+
+def _cannot_write(error: OSError) -> str:
+    return f"the site cannot write to its disk: {opening.reason(error)}"

@@ -12,7 +12,6 @@ A file is whole or not there, and a state's name is its SHA-256, which is checke
 
 import hashlib
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -181,13 +180,4 @@ class SiteFolder:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         line = json.dumps({"time": at, "event": event, **facts}).encode() + b"\n"
         disk.make(self.path)
-        with opening.file(self.path, LOG, flags=os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
-            before = os.fstat(handle).st_size
-            try:
-                left = memoryview(line)
-                while left:
-                    left = left[os.write(handle, left) :]
-                os.fsync(handle)
-            except OSError:
-                os.ftruncate(handle, before)  # half a line would spoil the next one
-                raise
+        disk.append(self.path, LOG, line)

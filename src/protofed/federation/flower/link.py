@@ -128,9 +128,9 @@ class FlowerLink:
         try:
             for post, found in session.answers({post: sent.most_bytes for post, (_, sent, _) in mine.items()}):
                 name, sent, nonce = mine[post]
-                if name not in self._waiting:
+                # guard: federation-one-answer-to-a-message
+                if name not in self._waiting or sent.posts.pop(post, None) is None:
                     continue
-                del sent.posts[post]
                 if isinstance(found, str):
                     self._tell(f"{sent.site}: an answer did not come: {one_line(found)}")
                 elif self._is_from(sent.site, found, session.run, nonce):

@@ -18,6 +18,7 @@ from typing import Any
 from protofed.errors import RunFailed
 from protofed.federation.keys import read_private
 from protofed.federation.processes import end_with_parent
+from protofed.printable import one_line
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,6 +28,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 FLEET = "/v1/fleet/"
 STARTS = 60.0
 """Seconds that a SuperLink may take to start."""
+MOST_NOTED = 10_000
+"""Requests that are written into the log because they were refused."""
 MOST_STARTS = 20
 """That a SuperLink is started anew in an hour."""
 
@@ -36,6 +39,7 @@ class Gate:
 
     def __init__(self, app: App, token: str, max_request: int) -> None:
         self._app, self._token, self._max = app, token.encode(), max_request
+        self._num_refused = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -44,6 +48,7 @@ class Gate:
         if scope["type"] != "http":
             return
         headers = dict(scope["headers"])
+        send = self._noting(scope, send)
         is_ours = hmac.compare_digest(headers.get(b"protofed-token", b""), self._token)
         if not is_ours and not scope["path"].startswith(FLEET):  # guard: federation-control-closed
             await _refused(send, 404)
@@ -53,6 +58,21 @@ class Gate:
             await _refused(send, 413)
             return
         await self._app(scope, receive, send)
+
+    def _noting(self, scope: Scope, send: Send) -> Send:
+        """Whoever is refused is written down, here or by Flower: the other end alone would know of it."""
+
+        async def noting(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= 400:
+                self._num_refused += 1
+                if self._num_refused <= MOST_NOTED:  # guard: refused-requests-noted
+                    who = (scope.get("client") or ("somebody",))[0]
+                    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+                    what = f"{scope.get('method', '')} {one_line(scope['path'][:80])}"
+                    print(f"{stamp} refused: {who}: {what}: {message['status']}", file=sys.stderr, flush=True)
+            await send(message)
+
+        return noting
 
 
 async def _refused(send: Send, status: int) -> None:

@@ -63,6 +63,21 @@ def put(folder: int, name: str, data: bytes) -> None:
         raise
 
 
+def append(path: Path, name: str, line: bytes) -> None:
+    """Adds a line to a file of a folder, or begins the file; it is on the disk when this returns. Of a line for which
+    there is no room nothing stays: the next one would be spoiled."""
+    with opening.file(path, name, flags=os.O_WRONLY | os.O_APPEND | os.O_CREAT) as handle:
+        before = os.fstat(handle).st_size
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[os.write(handle, left) :]
+            os.fsync(handle)
+        except OSError:
+            os.ftruncate(handle, before)  # guard: no-half-line-stays
+            raise
+
+
 def put_folder(folder: int, name: str, files: dict[str, bytes]) -> None:
     """A folder with these files appears at once; one that was there before is removed. What is written until then lies
     beside it, and stays there if this fails."""
