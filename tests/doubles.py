@@ -15,8 +15,8 @@ from protofed.engine.federation import Federation
 from protofed.engine.state import State
 from protofed.nn.networks import Parts
 from protofed.runs.store.client_state import SavedStore
-from protofed.runtimes.base import Answer, Failure, Job, Reason
 from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.jobs import Answer, Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Mean, Tree, named_leaves
 

@@ -12,7 +12,7 @@ import torch
 from protofed.engine.collector import Collector
 from protofed.engine.message import WireMessage, bounds, digest, sealed
 from protofed.errors import RunFailed
-from protofed.runtimes.base import Failure, Reason, Ticket
+from protofed.runtimes.jobs import Failure, Reason, Ticket
 
 LIKE = {"w": torch.zeros(3)}
 TICKET = Ticket("run", 4, "round", 1, digest(LIKE))

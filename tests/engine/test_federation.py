@@ -28,7 +28,7 @@ from protofed.methods.fpl import FPL
 from protofed.methods.moon import Moon
 from protofed.nn.networks import Parts, Patterns
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import Failure, Job, Reason, Ticket
+from protofed.runtimes.jobs import Failure, Job, Reason, Ticket
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Mean, Nothing, Params, record
 

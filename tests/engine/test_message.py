@@ -21,7 +21,7 @@ from protofed.engine.message import (
     printable,
     sealed,
 )
-from protofed.runtimes.base import Reason
+from protofed.runtimes.jobs import Reason
 
 ASKED: dict[str, Tensor] = {"w": torch.arange(6.0).view(2, 3), "count": torch.tensor(3), "h": torch.ones(2).half()}
 TICKET = Ticket("run", 4, "round", 1, digest(ASKED))

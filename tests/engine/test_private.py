@@ -32,7 +32,7 @@ from protofed.runs.listing import listing
 from protofed.runs.results import Result
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Answer, Failure, Reason
+from protofed.runtimes.jobs import Answer, Failure, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.transforms.chain import UploadSettings
 from protofed.tree import named_leaves

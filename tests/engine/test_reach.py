@@ -14,7 +14,7 @@ from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.methods.families import Weights, WeightUpload
 from protofed.prototypes.class_means import Prototypes
-from protofed.runtimes.base import Failure, Reason
+from protofed.runtimes.jobs import Failure, Reason
 from protofed.testing.federations import Elsewhere
 from protofed.transforms.chain import Reach, UploadSettings
 from protofed.transforms.stage import Exchange

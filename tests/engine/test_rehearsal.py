@@ -21,8 +21,8 @@ from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Model, Parts
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Job
 from protofed.runtimes.cohort.cohort import Cohort
+from protofed.runtimes.jobs import Job
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Nothing
 

@@ -20,8 +20,8 @@ from protofed.engine.state import State
 from protofed.methods import METHODS
 from protofed.privacy.exchanges import MaskedUpload, Request, UnmaskingUpload
 from protofed.runs.config import config
-from protofed.runtimes.base import Answer, Failure, Job, Outcome, Reason
 from protofed.runtimes.cohort.cohort import Cohort
+from protofed.runtimes.jobs import Answer, Failure, Job, Outcome, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.transforms.chain import UploadSettings

@@ -15,7 +15,7 @@ from protofed.engine.training import Training
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import matching
-from protofed.runtimes.base import Answer
+from protofed.runtimes.jobs import Answer
 from protofed.tree import Nothing, record
 from protofed.wire import num_bytes
 

@@ -27,8 +27,8 @@ from protofed.methods.fpl import FPL
 from protofed.methods.local import LocalOnly
 from protofed.optim.optimizers import Sgd
 from protofed.runs.results import Round, parsed
-from protofed.runtimes.base import Ticket
 from protofed.runtimes.cohort.cohort import Cohort
+from protofed.runtimes.jobs import Ticket
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.seeds import derive_seed

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protofed.api.roles import Count, Label, Prototype, Weights
 from protofed.engine.upload_validation import Limits, UploadValidator
-from protofed.runtimes.base import NOT_THE_CLIENTS_FAULT, Failure, Reason
+from protofed.runtimes.jobs import NOT_THE_CLIENTS_FAULT, Failure, Reason
 from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
 
 

@@ -30,7 +30,7 @@ from protofed.evaluation.evaluate import evaluate
 from protofed.methods import METHODS
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Failure, Reason
+from protofed.runtimes.jobs import Failure, Reason
 from protofed.tree import Tree, named_leaves, with_leaves
 
 SENDS_NOTHING = {"local"}

@@ -23,8 +23,8 @@ from protofed.engine.training import Training
 from protofed.methods.families import WeightUpload
 from protofed.methods.moon import Moon
 from protofed.runtimes import isolation
-from protofed.runtimes.base import Reason
 from protofed.runtimes.cohort.cohort import Cohort
+from protofed.runtimes.jobs import Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.tree import Params, named_leaves

@@ -39,7 +39,7 @@ from protofed.runs.config import config as configuration
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store import checkpoint, disk
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Failure, Reason
+from protofed.runtimes.jobs import Failure, Reason
 from run_doubles import small_experiment
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

@@ -21,7 +21,7 @@ from protofed.methods.moon import Moon
 from protofed.runs.results import Round
 from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Runtime
+from protofed.runtimes.jobs import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from run_doubles import small_experiment, small_task

@@ -56,7 +56,7 @@ from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
 from protofed.runs.runner import Experiment, Silent, execute
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Failure, Job, Reason
+from protofed.runtimes.jobs import Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.tasks.minidigits import Minidigits

@@ -42,7 +42,7 @@ from protofed.methods.pfedcspc import PFedCSPC
 from protofed.optim.optimizers import Sgd
 from protofed.runs.runner import Experiment, execute
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Answer, Failure, Job, Reason, Ticket
+from protofed.runtimes.jobs import Answer, Failure, Job, Reason, Ticket
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Nothing, Params, Tree, named_leaves, record, with_leaves
 
@@ -414,7 +414,7 @@ import torch
 from protofed.engine.message import Ticket, WireMessage, sealed
 from protofed.engine.upload_validation import Limits, UploadValidator
 from protofed.engine.collector import Collector
-from protofed.runtimes.base import Failure
+from protofed.runtimes.jobs import Failure
 
 like = {"w": torch.zeros(2**22)}  # 16 MiB
 validator = UploadValidator(like, Limits(5))

@@ -14,8 +14,8 @@ from protofed.api.task import ClientId
 from protofed.engine.federation import Federation
 from protofed.engine.message import WireMessage, sealed
 from protofed.engine.state import State
-from protofed.runtimes.base import Answer, Failure, Job, Reason, Ticket
 from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.jobs import Answer, Failure, Job, Reason, Ticket
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
 

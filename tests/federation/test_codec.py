@@ -28,7 +28,7 @@ from protofed.federation.messages import (
     Versions,
     Work,
 )
-from protofed.runtimes.base import Ticket
+from protofed.runtimes.jobs import Ticket
 
 MOST = 10**6
 NONCE = "0123456789abcdef" * 2

@@ -38,7 +38,7 @@ from protofed.federation.messages import Order
 from protofed.federation.signing import Signed, new_nonce, signed
 from protofed.runs.results import Result
 from protofed.runs.store import disk
-from protofed.runtimes.base import Reason
+from protofed.runtimes.jobs import Reason
 from protofed.testing.federations import TASK, after, assert_same, memories, scripted
 
 MOMENTS = ("before", "during", "after")

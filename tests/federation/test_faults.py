@@ -25,7 +25,7 @@ from protofed.federation.site import Site
 from protofed.federation.site_store import LastFiles, StateFiles
 from protofed.methods import METHODS
 from protofed.runs.store import disk
-from protofed.runtimes.base import Reason, Ticket
+from protofed.runtimes.jobs import Reason, Ticket
 from protofed.testing.federations import TASK, after, assert_same, federation, memories, scripted
 
 MOST = 10**9

@@ -19,7 +19,7 @@ from protofed.federation.messages import Limits, Notice
 from protofed.federation.server import prepared
 from protofed.federation.site import Site
 from protofed.methods import METHODS
-from protofed.runtimes.base import Reason
+from protofed.runtimes.jobs import Reason
 
 DITTO = METHODS["ditto"]()
 NONCE = "0" * 32

@@ -36,8 +36,8 @@ from protofed.runs.results import Result
 from protofed.runs.runner import execute
 from protofed.runs.runtime_choice import RuntimeSettings
 from protofed.runs.store.folder import RunFolder
-from protofed.runtimes.base import Reason
 from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.jobs import Reason
 from protofed.tasks.custom.settings import Custom
 from protofed.tasks.minidigits import Minidigits, MinidigitsSkewed
 from protofed.testing.federations import TASK, after, assert_same, memories

@@ -24,7 +24,7 @@ from protofed.federation.site_run import SiteRun
 from protofed.federation.site_store import SiteFolder
 from protofed.methods import METHODS
 from protofed.models.formats import NetworkByName, Outline
-from protofed.runtimes.base import Reason
+from protofed.runtimes.jobs import Reason
 from protofed.testing.federations import TASK, assert_same
 
 MOST = 10**9

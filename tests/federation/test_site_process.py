@@ -22,7 +22,7 @@ from protofed.federation.messages import Answer, Order, Work
 from protofed.federation.policy import SiteSettings
 from protofed.federation.signing import Signed, new_nonce, signed, verified
 from protofed.federation.site_process import SiteProcess, only_process
-from protofed.runtimes.base import Ticket
+from protofed.runtimes.jobs import Ticket
 
 
 class Played:

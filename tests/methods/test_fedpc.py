@@ -48,7 +48,7 @@ from protofed.nn.networks import Parts, matching, without
 from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.clusters import blended_prototypes, members_mean, similarity_shares
 from protofed.prototypes.kmeans import no_partition
-from protofed.runtimes.base import Answer, Failure, Reason
+from protofed.runtimes.jobs import Answer, Failure, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 

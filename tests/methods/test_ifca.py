@@ -30,7 +30,7 @@ from protofed.methods._shared.losses import summed_cross_entropy
 from protofed.methods._shared.mixing import entry, stacked
 from protofed.methods.families import Weights
 from protofed.methods.ifca import IFCA, Choice, ClusterUpload, LowestLoss
-from protofed.runtimes.base import Failure, Reason
+from protofed.runtimes.jobs import Failure, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 

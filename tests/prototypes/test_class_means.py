@@ -31,7 +31,7 @@ from protofed.prototypes.class_means import (
     no_prototypes,
     of_owner,
 )
-from protofed.runtimes.base import Answer
+from protofed.runtimes.jobs import Answer
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 

@@ -25,13 +25,13 @@ from protofed.methods.fedavg import FedAvg
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Adam, AdamW, Asam, Optimizer, RmsProp, Sam, Sgd
 from protofed.prototypes.class_means import FeatureSums
-from protofed.runtimes.base import failure_of
 from protofed.runtimes.cohort import executors
 from protofed.runtimes.cohort.bodies import by_autograd
 from protofed.runtimes.cohort.buffers import Buffers
 from protofed.runtimes.cohort.cohort import Cohort, _freed
 from protofed.runtimes.cohort.executors import Phase, _phases, _width
 from protofed.runtimes.cohort.lowering import Lowering
+from protofed.runtimes.jobs import failure_of
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.tree import Params, Ragged, record

@@ -24,9 +24,9 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.fedavg_ft import FedAvgFT
 from protofed.methods.fedrep import FedRep
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import NO_TICKET, Failure, Reason
 from protofed.runtimes.cohort.cohort import Cohort
 from protofed.runtimes.divergence import Diverged, are_finite, explained
+from protofed.runtimes.jobs import NO_TICKET, Failure, Reason
 from protofed.runtimes.sequential import Sequential, fit
 from protofed.runtimes.workers import Workers
 

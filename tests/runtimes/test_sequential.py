@@ -17,8 +17,8 @@ from protofed.data.batches import Batch, Data, batch_at, evaluation_plan, traini
 from protofed.data.transforms import Transform
 from protofed.nn.networks import Model, Networks, Parts, Patterns
 from protofed.optim.optimizers import Optimizer, Sam, Sgd
-from protofed.runtimes.base import Answer, Failure, Job, Reason
 from protofed.runtimes.divergence import Diverged
+from protofed.runtimes.jobs import Answer, Failure, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 from protofed.tree import Nothing, Params, record

@@ -36,7 +36,7 @@ from protofed.methods.fedavg import FedAvg
 from protofed.methods.moon import Moon
 from protofed.nn.networks import Networks
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import Answer, Failure, Job, Outcome, Reason, Runtime
+from protofed.runtimes.jobs import Answer, Failure, Job, Outcome, Reason, Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers
 from protofed.tree import Nothing, Params, record

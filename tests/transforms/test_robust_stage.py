@@ -20,7 +20,7 @@ from protofed.methods.families import PrototypeUpload, WeightUpload
 from protofed.methods.ifca import ClusterUpload
 from protofed.prototypes.class_means import Prototypes
 from protofed.runs.config.config import parse
-from protofed.runtimes.base import Answer, Job
+from protofed.runtimes.jobs import Answer, Job
 from protofed.runtimes.sequential import Sequential
 from protofed.transforms.chain import UploadSettings
 from protofed.transforms.robust_stage import RobustPrototypes, RobustSettings, RobustWeights, far_ones, shortened

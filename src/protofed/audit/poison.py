@@ -19,7 +19,7 @@ from protofed.errors import BadInput, RunFailed
 from protofed.runs.config.config import Config
 from protofed.runs.loading import SavedRun
 from protofed.runs.runner import Experiment, execute
-from protofed.runtimes.base import Answer, Job
+from protofed.runtimes.jobs import Answer, Job
 from protofed.runtimes.sequential import Sequential
 from protofed.transforms.chain import UploadSettings
 from protofed.transforms.robust_stage import RobustSettings

@@ -7,7 +7,7 @@ from typing import Any
 from protofed.api.task import ClientId
 from protofed.engine.message import Bounds, Refused, WireMessage
 from protofed.errors import RunFailed
-from protofed.runtimes.base import Failure, Reason, Ticket
+from protofed.runtimes.jobs import Failure, Reason, Ticket
 
 
 class Collector:

@@ -33,9 +33,9 @@ from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
 from protofed.one_run import only_run
 from protofed.optim.schedules import ConstantRate, scheduled
-from protofed.runtimes.base import Runtime, TestKind
 from protofed.runtimes.device import unplaced
 from protofed.runtimes.divergence import Diverged
+from protofed.runtimes.jobs import Runtime, TestKind
 from protofed.runtimes.sequential import Sequential
 from protofed.seeds import derive_seed
 from protofed.transforms.by_class import too_few

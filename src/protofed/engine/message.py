@@ -16,8 +16,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from protofed import wire
-from protofed.runtimes.base import Reason, Ticket
 from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.jobs import Reason, Ticket
 from protofed.tree import Tree
 
 HEADER_BYTES = 4096

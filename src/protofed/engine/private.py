@@ -22,9 +22,9 @@ from protofed.privacy.client import RecordLevel, gradient_calls
 from protofed.privacy.ledger import LEDGER, Entry, Ledger, most_spent, read
 from protofed.privacy.outbox import Outbox
 from protofed.privacy.settings import PrivacySettings
-from protofed.runtimes.base import Answer, Failure, Job, Outcome, Reason, charged, spent_by
 from protofed.runtimes.device import moved
 from protofed.runtimes.divergence import Diverged
+from protofed.runtimes.jobs import Answer, Failure, Job, Outcome, Reason, charged, spent_by
 from protofed.tree import Tree, record
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from protofed.engine.around import unwrapped
 from protofed.engine.trial import is_own_code, refuse_broken_code
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
-from protofed.runtimes.base import Job
 from protofed.runtimes.determinism import advice, is_not_deterministic
+from protofed.runtimes.jobs import Job
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
 

@@ -21,7 +21,9 @@ from protofed.engine.state import State, Traffic
 from protofed.engine.upload_validation import UploadValidator, out_of_reach_of_groups, refuse_private
 from protofed.errors import RoundAbandoned, RunFailed
 from protofed.optim.optimizers import halved
-from protofed.runtimes.base import (
+from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.device import unplaced
+from protofed.runtimes.jobs import (
     NOT_THE_CLIENTS_FAULT,
     Answer,
     Evaluated,
@@ -33,8 +35,6 @@ from protofed.runtimes.base import (
     non_finite,
     refuse_change,
 )
-from protofed.runtimes.client_store import Receipt
-from protofed.runtimes.device import unplaced
 from protofed.transforms.stage import Exchange
 from protofed.tree import Nothing, Tree
 

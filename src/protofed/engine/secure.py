@@ -29,7 +29,7 @@ from protofed.privacy.fixed_point import FixedPoint, flat, totals_of
 from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, Roster, about, threshold, words
 from protofed.privacy.unmasking import unmasked
 from protofed.privacy.vault import Vault
-from protofed.runtimes.base import Job
+from protofed.runtimes.jobs import Job
 from protofed.tree import Nothing, Tree, leaves
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from protofed.api.evaluation import Evaluation
 from protofed.api.task import ClientId
-from protofed.runtimes.base import Failure
 from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.jobs import Failure
 from protofed.tree import Tree
 
 

@@ -18,9 +18,9 @@ from protofed.api.task import ClientId
 from protofed.engine.around import unwrapped
 from protofed.engine.upload_validation import UploadValidator
 from protofed.errors import BadInput
-from protofed.runtimes.base import Failure, Job
 from protofed.runtimes.divergence import Diverged
 from protofed.runtimes.isolation import let_pass
+from protofed.runtimes.jobs import Failure, Job
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks.models import Network, NetworkOfClient
 from protofed.tree import Tree

@@ -15,7 +15,7 @@ from protofed.api.task import ClientId
 from protofed.engine.message import Refused, WireMessage, bounds, digest, opened, printable
 from protofed.errors import RunFailed
 from protofed.nn.networks import Patterns, matching
-from protofed.runtimes.base import Failure, Reason
+from protofed.runtimes.jobs import Failure, Reason
 from protofed.transforms.by_class import class_rows, of_classes
 from protofed.transforms.chain import Reach
 from protofed.transforms.stage import Exchange, length, sent_weights

@@ -26,7 +26,7 @@ from protofed.metrics import formulas
 from protofed.metrics.formulas import Counts
 from protofed.metrics.registry import DomainJudgement, PublicJudgement, RoundJudgement, measured
 from protofed.one_run import only_run
-from protofed.runtimes.base import TestKind
+from protofed.runtimes.jobs import TestKind
 from protofed.seeds import derive_seed
 
 log = logging.getLogger(__name__)

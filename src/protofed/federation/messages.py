@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Literal
 
 from protofed.api.task import ClientId
-from protofed.runtimes.base import TestKind, Ticket
+from protofed.runtimes.jobs import TestKind, Ticket
 
 PROTOCOL = 2
 

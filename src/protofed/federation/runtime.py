@@ -26,9 +26,9 @@ from protofed.federation.messages import Answer, Description, Done, Failed, Orde
 from protofed.federation.site_run import CLAIMABLE
 from protofed.federation.site_store import SHA256
 from protofed.federation.steps import UnknownStep, step_name
-from protofed.runtimes.base import Failure, Host, Job, Reason
 from protofed.runtimes.client_store import ClientStore, Receipt
 from protofed.runtimes.device import CPU
+from protofed.runtimes.jobs import Failure, Host, Job, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
 

@@ -39,7 +39,7 @@ from protofed.federation.site_store import SiteFolder
 from protofed.models.formats import outline_of
 from protofed.runs.config.recording import fingerprint
 from protofed.runs.store import opening
-from protofed.runtimes.base import Reason
+from protofed.runtimes.jobs import Reason
 
 CHANGED = "the examples of this site have changed since the run began"
 

@@ -20,7 +20,7 @@ from protofed.federation.processes import OutOfTime, Worker, WorkerDied
 from protofed.federation.signing import BadSignature, Header, OutOfDate, Seen, Signed, signed, verified
 from protofed.printable import one_line
 from protofed.runs.store import disk, opening
-from protofed.runtimes.base import Reason
+from protofed.runtimes.jobs import Reason
 
 POLLS = 0.1
 """Seconds between two questions for orders, while there are some."""

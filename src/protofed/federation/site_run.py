@@ -20,9 +20,9 @@ from protofed.federation.site_store import StateFiles
 from protofed.federation.steps import UnknownStep, message_like, step_named
 from protofed.optim.optimizers import halved
 from protofed.runs.runtime_choice import pinned_threads
-from protofed.runtimes.base import Answer, Failure, Job, Reason, failure_of, non_finite
 from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.device import moved
+from protofed.runtimes.jobs import Answer, Failure, Job, Reason, failure_of, non_finite
 from protofed.runtimes.sequential import Sequential
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree

@@ -7,7 +7,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, each, laid_out, named
+from protofed.optim.steps import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, each, laid_out, named
 from protofed.tree import Params
 
 

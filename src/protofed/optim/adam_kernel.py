@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from protofed.optim.base import Tensors
+from protofed.optim.steps import Tensors
 
 BLOCK = 2048
 """Numbers that one program changes."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from protofed.optim.adam import Adam
-from protofed.optim.base import Amount, Gradient, Tensors, clipped, each, named
+from protofed.optim.steps import Amount, Gradient, Tensors, clipped, each, named
 from protofed.tree import Params
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Self
 
-from protofed.optim.base import Gradient
+from protofed.optim.steps import Gradient
 from protofed.tree import Params
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from protofed import tree
-from protofed.optim.base import Optimizer
+from protofed.optim.steps import Optimizer
 from protofed.tree import Params, Tree
 
 

@@ -2,10 +2,10 @@
 
 from protofed.optim.adam import Adam
 from protofed.optim.adamw import AdamW
-from protofed.optim.base import Gradient, HasRate, Optimizer, halved, in_place_step, rate_of
 from protofed.optim.rmsprop import RmsProp
 from protofed.optim.sam import Asam, Plain, Sam
 from protofed.optim.sgd import Sgd
+from protofed.optim.steps import Gradient, HasRate, Optimizer, halved, in_place_step, rate_of
 
 __all__ = [
     "OPTIMIZERS",

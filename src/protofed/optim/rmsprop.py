@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from annotated_types import Interval
 
-from protofed.optim.base import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, descended, each, named
+from protofed.optim.steps import Amount, DecayingRate, Gradient, Rate, Share, Tensors, clipped, descended, each, named
 from protofed.tree import Params
 
 

@@ -8,9 +8,9 @@ import torch
 
 from protofed.optim.adam import Adam
 from protofed.optim.adamw import AdamW
-from protofed.optim.base import Amount, Gradient, each, named, norm
 from protofed.optim.rmsprop import RmsProp
 from protofed.optim.sgd import Sgd
+from protofed.optim.steps import Amount, Gradient, each, named, norm
 from protofed.tree import Params, Tree
 
 Plain = Sgd | Adam | AdamW | RmsProp

@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, runtime_checkable
 
 from annotated_types import Ge, Interval
 
-from protofed.optim.base import HasRate, Optimizer
+from protofed.optim.steps import HasRate, Optimizer
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ import torch
 from annotated_types import Interval
 
 from protofed.errors import BadInput
-from protofed.optim.base import (
+from protofed.optim.steps import (
     Amount,
     DecayingRate,
     Gradient,

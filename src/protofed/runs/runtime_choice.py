@@ -19,8 +19,8 @@ from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.nn.networks import Networks
 from protofed.nn.precision import Precision
-from protofed.runtimes.base import Runtime
 from protofed.runtimes.cohort.cohort import Cohort
+from protofed.runtimes.jobs import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.workers import Workers, may_start_processes
 

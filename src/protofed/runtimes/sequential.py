@@ -20,11 +20,11 @@ from protofed.data.batches import Batch, batch_at, evaluation_plan, training_pla
 from protofed.nn.networks import Model
 from protofed.nn.precision import Precision
 from protofed.optim.optimizers import Gradient
-from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, Reason, failure_of, taken
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.device import CPU, Residence, moved, working
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.isolation import SharedTensors, Watch, let_pass
+from protofed.runtimes.jobs import Answer, Failure, Host, Job, Outcome, Reason, failure_of, taken
 from protofed.runtimes.malloc import keep_freed_memory
 from protofed.runtimes.private_fit import private_fit
 from protofed.seeds import derive_seed

@@ -23,8 +23,8 @@ from protofed.api.method import Step
 from protofed.api.requests import Map
 from protofed.api.task import ClientId
 from protofed.errors import RunFailed
-from protofed.runtimes.base import Failure, Host, Job, Reason, TestKind, failure_of, taken
 from protofed.runtimes.isolation import SharedTensors, Watch
+from protofed.runtimes.jobs import Failure, Host, Job, Reason, TestKind, failure_of, taken
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.shared_memory import SharedBuffer
 from protofed.stop_signals import held_back, leave_to_parent

@@ -26,10 +26,10 @@ from protofed.api.requests import Map, Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput, RunFailed
 from protofed.nn.networks import Networks
-from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome, Reason, failure_of
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.device import CPU
 from protofed.runtimes.isolation import SharedTensors, Watch, let_pass
+from protofed.runtimes.jobs import Answer, Failure, Host, Job, Outcome, Reason, failure_of
 from protofed.runtimes.malloc import keep_freed_memory
 from protofed.runtimes.sequential import Sequential
 from protofed.runtimes.worker_process import Question, Worker

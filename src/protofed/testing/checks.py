@@ -18,7 +18,7 @@ from protofed.engine.state import State
 from protofed.engine.upload_validation import UploadValidator
 from protofed.evaluation.evaluate import evaluate
 from protofed.nn.networks import matching
-from protofed.runtimes.base import Failure
+from protofed.runtimes.jobs import Failure
 from protofed.testing.federations import (
     CLASSES,
     ODD_TASK,

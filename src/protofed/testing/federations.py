@@ -21,8 +21,8 @@ from protofed.engine.state import State
 from protofed.engine.training import Training
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
-from protofed.runtimes.base import Answer, Failure, Job, Outcome, Reason
 from protofed.runtimes.client_store import InMemoryStore, Receipt
+from protofed.runtimes.jobs import Answer, Failure, Job, Outcome, Reason
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Tree
 

@@ -17,7 +17,7 @@ from protofed.prototypes.class_means import FeatureSums, Prototypes
 from protofed.reports.analysis.drawing import CannotDraw
 from protofed.runs.loading import SavedRun
 from protofed.runs.results import Result
-from protofed.runtimes.base import Job
+from protofed.runtimes.jobs import Job
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params, Tree
 

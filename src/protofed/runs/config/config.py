@@ -38,7 +38,7 @@ from protofed.runs.config.user_code import code_digest
 from protofed.runs.observers import LoggingSettings
 from protofed.runs.runner import Experiment
 from protofed.runs.runtime_choice import RuntimeSettings
-from protofed.runtimes.base import Runtime
+from protofed.runtimes.jobs import Runtime
 from protofed.runtimes.sequential import Sequential
 from protofed.tasks import TASKS, ReadsOwnFiles, TaskSettings
 from protofed.tasks.models import known_networks

@@ -21,7 +21,6 @@ from protofed.api.requests import Fit, Fitted, Map, PrivateFit, Request
 from protofed.api.task import ClientId, Task
 from protofed.errors import BadInput
 from protofed.nn.precision import Precision
-from protofed.runtimes.base import Answer, Failure, Host, Job, Outcome
 from protofed.runtimes.client_store import ClientStore, InMemoryStore
 from protofed.runtimes.cohort.buffers import Buffers, are_common
 from protofed.runtimes.cohort.choice import Choice
@@ -33,6 +32,7 @@ from protofed.runtimes.cohort.steps import Step
 from protofed.runtimes.device import CPU, Residence, moved_together, on, unplaced
 from protofed.runtimes.divergence import are_finite, explained
 from protofed.runtimes.isolation import Copies, SharedTensors, let_pass
+from protofed.runtimes.jobs import Answer, Failure, Host, Job, Outcome
 from protofed.runtimes.sequential import Sequential
 
 log = logging.getLogger(__name__)

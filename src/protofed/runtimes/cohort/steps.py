@@ -7,9 +7,9 @@ from typing import Any, Self
 
 from protofed.api.contexts import Reply
 from protofed.api.requests import Request
-from protofed.runtimes.base import Answer, Failure, Job, Reason, failure_of
 from protofed.runtimes.client_store import ClientStore
 from protofed.runtimes.isolation import Copies, SharedTensors, Watch, let_pass
+from protofed.runtimes.jobs import Answer, Failure, Job, Reason, failure_of
 from protofed.tree import Tree
 
 
