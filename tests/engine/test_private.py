@@ -306,6 +306,12 @@ def test_settings_that_cannot_be_are_refused_with_both_keys(changes: dict[str, A
     refused("(?s)" + ".*".join(f"(?=.*{key})" for key in keys), **changes)
 
 
+def test_a_federation_refuses_training_settings_that_the_wrapping_would_leave_out() -> None:
+    """A federation that is built without a configuration too."""
+    with pytest.raises(BadInput, match=r"training\.optimizer_state and privacy\.level"):
+        private(rounds=1, optimizer_state="kept")
+
+
 def test_batch_norm_is_refused_and_the_way_out_named() -> None:
     refused("features.1 is a BatchNorm.*GroupNorm", task="minidigits", rounds=1)
 

@@ -2415,6 +2415,12 @@ GUARDS = (
         swap=(" or not is_own", ""),
     ),
     Guard(
+        id="training-that-goes-with-privacy",
+        what="differential privacy: a setting of the training that cannot be kept is refused, not left out",
+        tests="tests/engine/test_private.py -k leave_out",
+        new="if False:",
+    ),
+    Guard(
         id="batch-norm-refused-under-privacy",
         what="differential privacy: networks that mix the records of a batch are refused",
         tests="tests/engine/test_private.py -k batch_norm",

@@ -20,15 +20,14 @@ from protofed.data.batches import Data
 from protofed.engine.around import unwrapped
 from protofed.engine.conflicts import problems_of
 from protofed.engine.noised_sums import NoisedSums
-from protofed.engine.norm_statistics import with_norm_statistics
-from protofed.engine.optimizer_state import with_optimizer_state
-from protofed.engine.private import Private, Privately
+from protofed.engine.private import Private
 from protofed.engine.round import RoundClients
 from protofed.engine.sampling import round_half_up, shuffled
 from protofed.engine.state import State
 from protofed.engine.test_sets import APART, client_tests, is_testable, pooled_tests
 from protofed.engine.training import Training
 from protofed.engine.upload_validation import Limits
+from protofed.engine.wrapping import wrapped
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.nn.networks import Networks
 from protofed.one_run import only_run
@@ -79,13 +78,7 @@ class Federation:
         problems = problems_of(self)
         if problems:
             raise BadInput("\n".join(problems))
-        if t.norm_statistics != "averaged" or t.optimizer_state != "fresh":
-            method = unwrapped(self.method)  # a copy of a federation has been here before
-            method = with_norm_statistics(method, t.norm_statistics, self.spec, t.optimizer, t.seed)
-            method = with_optimizer_state(method, t.optimizer_state, self.spec, t.optimizer)
-            object.__setattr__(self, "method", method)
-        if self.private is not None and self.secure is None:
-            object.__setattr__(self, "method", Privately(unwrapped(self.method)))
+        object.__setattr__(self, "method", wrapped(self))
 
     def start(self) -> State:
         if self.uploads.stages or self.uploads.reach.updates:

@@ -35,6 +35,14 @@ log = logging.getLogger(__name__)
 Run = Callable[[Iterable[Job]], Iterator[Outcome]]
 
 
+OF_TRAINING = (
+    ("on_divergence", ("stop", "skip"), "a client that repeats a round at half its rate pays for it twice"),
+    ("optimizer_state", ("fresh",), "a private step begins with a fresh optimiser"),
+    ("norm_statistics", ("averaged",), "networks may have no running statistics"),
+)
+"""Settings of the training, the values that go with privacy, and why others do not."""
+
+
 class StepFailed(RuntimeError):
     """A private step failed. What is said of it tells nothing of examples."""
 
@@ -232,6 +240,9 @@ def refusals(federation: "Federation") -> Iterator[str]:
     """What of the task and its networks cannot be private. Settings are checked where they are read."""
     private = federation.private
     assert private is not None
+    for name, allowed, why in OF_TRAINING:
+        if getattr(federation.training, name) not in allowed:  # guard: training-that-goes-with-privacy
+            yield f"training.{name} and privacy.level: {why}; use {allowed[0]!r}"
     networks = federation.networks_of(federation.ids[0])
     layers = {name: layer for layer, name in networks.layer_names().items()}
     norms = [name for name, layer in layers.items() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]

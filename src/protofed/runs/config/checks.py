@@ -8,7 +8,7 @@ import torch
 from protofed.api.method import Method, validate
 from protofed.api.task import Task
 from protofed.datasets.sites import group_problem
-from protofed.engine.private import why_not_private
+from protofed.engine.private import OF_TRAINING, why_not_private
 from protofed.engine.test_sets import is_testable
 from protofed.engine.training import Training
 from protofed.runs.config.recording import registered_name
@@ -133,13 +133,9 @@ def _check_privacy(sections: Mapping[str, Any]) -> Iterator[Problem]:
         name = type(method).__name__
         yield Problem(key, f"{name} (method.name) {why}: take another method", (("method", "name"),))
     if training is not None:
-        for name, allowed, why in (
-            ("on_divergence", ("stop", "skip"), "a client that repeats a round at half its rate pays for it twice"),
-            ("optimizer_state", ("fresh",), "a private step begins with a fresh optimiser"),
-            ("norm_statistics", ("averaged",), "networks may have no running statistics"),
-        ):
+        for name, allowed, why in OF_TRAINING:
             if getattr(training, name) not in allowed:
-                what = f'{why}, under privacy.level = "record": use {allowed[0]!r}'
+                what = f"{why}, under privacy.level: use {allowed[0]!r}"
                 yield Problem(("training", name), what, (key,))
     if evaluation is not None:
         for name, why in (
