@@ -17,7 +17,7 @@ def wrapped(federation: "Federation") -> Method[Any, Any, Any, Any]:
     t, method = federation.training, unwrapped(federation.method)  # a copy of a federation has been here before
     if federation.private is not None and federation.secure is None:
         return Privately(method)  # the two below are refused with it
-    if t.norm_statistics != "averaged" or t.optimizer_state != "fresh":
-        method = with_norm_statistics(method, t.norm_statistics, federation.spec, t.optimizer, t.seed)
-        method = with_optimizer_state(method, t.optimizer_state, federation.spec, t.optimizer)
-    return method
+    if t.norm_statistics == "averaged" and t.optimizer_state == "fresh":
+        return federation.method
+    method = with_norm_statistics(method, t.norm_statistics, federation.spec, t.optimizer, t.seed)
+    return with_optimizer_state(method, t.optimizer_state, federation.spec, t.optimizer)
