@@ -1,8 +1,8 @@
 """Which checks of the conformance suite are slow tests.
 
 `test_conformance.py` puts every method with its defaults to every check, and that is never slow. Other tests put other
-settings to the checks. Fast are there the checks of what a setting is likely to change, and a third of the others:
-another third for each setting. What repeats the defaults is slow as a whole. `make test-all` leaves nothing out.
+settings to the checks. Fast are there the checks of what a setting is likely to change, and a sixth of the others:
+another sixth for each setting. What repeats the defaults is slow as a whole. `make test-all` leaves nothing out.
 """
 
 from collections.abc import Collection
@@ -24,7 +24,7 @@ ALWAYS = (
     checks.check_few_clients_at_a_time,
 )
 """What clients send and keep, what the server makes of few clients and odd ones, and what the models say."""
-SHARE = 3
+SHARE = 6
 """Of so many settings in a row, one is put to each of the other checks."""
 DEFAULTS = [cls() for cls in METHODS.values()]
 WHOLE = "test_every_method_conforms"
