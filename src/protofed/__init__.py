@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from protofed.methods.fedsr import FedSR
     from protofed.methods.fedtgp import FedTGP
     from protofed.methods.fpl import FPL
+    from protofed.methods.fpl_sums import FPLSums
     from protofed.methods.ga import GA
     from protofed.methods.gpfl import GPFL
     from protofed.methods.grace import GRACE
@@ -151,6 +152,7 @@ _METHODS = {
     "IFCA": "protofed.methods.ifca",
     "Averaging": "protofed.methods.averaging",
     "Ditto": "protofed.methods.ditto",
+    "FPLSums": "protofed.methods.fpl_sums",
     "FedADMM": "protofed.methods.fedadmm",
     "FedALA": "protofed.methods.fedala",
     "FedAMP": "protofed.methods.fedamp",
@@ -230,6 +232,7 @@ __all__ = [
     "CosineRate",
     "Data",
     "Ditto",
+    "FPLSums",
     "FedADMM",
     "FedALA",
     "FedAMP",

@@ -308,7 +308,7 @@ def test_useless_noise_is_refused_with_the_number_of_clients_that_it_takes() -> 
         ({"method": "fedproto"}, ('privacy.level = "client"', "method.name")),
         ({"method": "scaffold"}, ('privacy.level = "client"', "method.name")),
         ({"method": "fedpc_sums"}, ('privacy.level = "client"', "method.name")),
-        ({"method": METHODS["fpl"](clustering="sums")}, ("privacy.level", "method.name")),
+        ({"method": "fpl_sums"}, ("privacy.level", "method.name")),
         ({"secure": SecureSettings(sums=True, colluders=7)}, ("secure.colluders", "secure.threshold")),
         ({"privacy": PrivacySettings("record", epsilon=8.0)}, ('privacy.level = "record"', "secure.sums")),
         (

@@ -30,7 +30,7 @@ TASK = small_task({f"c{k:02d}": [k % 4, 1, 2, 3, 0, 1, k % 3][: 4 + k % 4] for k
 GLOBAL = {"contrast_with": "global", "consistent_with": "global"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fpl, global": GLOBAL,
-    "fpl, by sums": {"clustering": "sums", "lloyd_steps": 2},
+    "fpl_sums": {"lloyd_steps": 2},
     "fedmd": {"alignment_size": 8, "first_epochs": 1},
     "ccvr": {"samples": 5, "epochs": 1},
     "fedavg_ft": {"fine_tuning_epochs": 1},

@@ -1991,7 +1991,7 @@ GUARDS = (
     Guard(
         id="wrappers-around-one-exchange",
         what="a wrapper, which does not know of further exchanges of a round, does not leave them out",
-        tests="tests/methods/test_fpl.py -k nothing_goes_around",
+        tests="tests/methods/test_fpl_sums.py -k nothing_goes_around",
         swap=("base.has_more_exchanges", "False"),
     ),
     Guard(
@@ -2028,7 +2028,7 @@ GUARDS = (
         id="sum-form-is-true",
         what="secure sums: a method whose server reads single uploads does not pass for one that reads sums",
         tests="tests/methods/test_sum_form.py -k fpl",
-        swap=("not self.clusters_prototypes", "True"),
+        swap=("self.is_global", "True"),
     ),
     Guard(
         id="no-text-of-errors",

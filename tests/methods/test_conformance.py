@@ -25,7 +25,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("fpl", {"consistency_reduction": "sum"}),
     ("fpl", {"prototype_mode": "recomputed"}),
     ("fpl", {"contrast_with": "global", "consistent_with": "global"}),
-    ("fpl", {"clustering": "sums", "lloyd_steps": 2}),
+    ("fpl_sums", {"num_clusters": 2, "starts": 2, "lloyd_steps": 2}),
     ("fpl", {"contrast": False}),
     ("fpl", {"consistency": False}),
     ("fpl", {"contrast": False, "consistency": False}),

@@ -1,6 +1,5 @@
 """FPL: its prototypes (Eq. 2 to 6), its losses (Eq. 7 to 12), and the cases that the paper leaves out."""
 
-from itertools import product
 from math import cos, exp, log, radians, sin
 
 import pytest
@@ -24,15 +23,11 @@ from methods.conformance import (
     usual,
 )
 from protofed.data.batches import Batch
-from protofed.engine.state import State
-from protofed.methods import METHODS
+from protofed.methods._shared.targets import Targets
 from protofed.methods.fedavg import FedAvg
-from protofed.methods.fpl import FPL, Targets
+from protofed.methods.fpl import FPL
 from protofed.nn.networks import Parts
-from protofed.optim.optimizers import Sgd
 from protofed.prototypes.class_means import Prototypes
-from protofed.prototypes.kmeans import within
-from protofed.prototypes.kmeans_sums import Clustered
 
 # The prototypes of one class at five clients: three in one direction, two in another.
 TWO_DIRECTIONS = [[2.0, 0.0], [4.0, 0.0], [3.0, 0.3], [0.0, 1.0], [0.0, 3.0]]
@@ -125,58 +120,6 @@ def test_a_real_run_finds_more_than_one_cluster() -> None:
     known = usual(FPL(), 1).server.prototypes
     assert known.label.bincount().max() > 1
     assert not torch.equal(known.consistent.mean, usual(GLOBAL, 1).server.prototypes.consistent.mean)
-
-
-# ---- clusters by sums
-
-
-BY_SUMS = FPL(clustering="sums", num_clusters=2, starts=6, lloyd_steps=5)
-
-
-def sent_by_all(state: State, method: FPL) -> list[Prototypes]:
-    return [reply_of(federation(method), state, client).upload.prototypes for client in TASK.clients]
-
-
-def test_clusters_by_sums_are_means_of_the_tightest_halves() -> None:
-    """Of all ways to split a class's owners into two, by a loop; Eq. (5) and (6) over these clusters."""
-    before, after = usual(BY_SUMS, 1), usual(BY_SUMS, 2)
-    sent, targets = sent_by_all(before, BY_SUMS), after.server.prototypes
-    for c in range(CLASSES):
-        own = torch.stack([p.mean[c].double() for p in sent if p.count[c] > 0])
-        splits = [torch.tensor(labels) for labels in product((0, 1), repeat=len(own)) if 0 < sum(labels) < len(own)]
-        best = min(splits, key=lambda labels: within(own, labels))
-        means = torch.stack([own[best == j].mean(0) for j in (0, 1)])
-        found = targets.clusters[targets.label == c].double()
-        assert len(found) == 2
-        order = [0, 1] if (found[0] - means[0]).norm() < (found[0] - means[1]).norm() else [1, 0]
-        assert_close(found, means[order], f"clusters of class {c}", within=1e-6)
-        assert_close(targets.consistent.mean[c].double(), means.mean(0), f"class {c}, Eq. (6)", within=1e-6)
-
-
-def test_one_cluster_by_sums_is_the_global_prototype() -> None:
-    one = usual(FPL(clustering="sums", num_clusters=1, starts=1, lloyd_steps=1), 2).server
-    assert_close(one.prototypes.clusters, usual(GLOBAL, 2).server.prototypes.clusters, "clusters", within=1e-6)
-    assert_close(one.params, usual(GLOBAL, 2).server.params, "weights", within=1e-6)
-
-
-def test_by_sums_a_class_that_nobody_sends_keeps_its_clusters() -> None:
-    method, draws = FPL(clustering="sums"), torch.Generator().manual_seed(3)
-    before = Targets(torch.rand(3, 2, generator=draws), torch.tensor([0, 0, 1]), client([1.0, 2.0], [3.0, 4.0]))
-    centres = torch.rand(3, 2, 2, generator=draws).double()
-    found = Clustered(centres, torch.tensor([[0.0, 2.0], [0.0, 1.0], [0.0, 0.0]]))
-    plain = Targets(before.clusters, before.label, client([9.0, 9.0], [7.0, 7.0]))
-    kept = method.of_clusters(found, plain, before, 0)
-    assert_same(kept, (before.clusters[:2], before.consistent.mean[0]), "class 0")
-    clusters, unbiased = method.of_clusters(found, plain, before, 1)
-    assert_close(clusters.double(), centres[:2, 1], "the two centres that have points", within=1e-6)
-    assert_close(unbiased.double(), centres[:2, 1].mean(0), "Eq. (6)", within=1e-6)
-
-
-def test_nothing_goes_around_fpl_by_sums() -> None:
-    for wrapper in ("averaging", "ga"):
-        [(_, why)] = METHODS[wrapper](base=BY_SUMS).validate(Sgd(lr=0.1), 8, None)
-        assert "asks again" in why
-        assert not list(METHODS[wrapper](base=GLOBAL).validate(Sgd(lr=0.1), 8, None))
 
 
 # ---- the loss

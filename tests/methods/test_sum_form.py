@@ -33,7 +33,7 @@ LEAST_SIZE = 0.1
 SETTINGS: dict[str, dict[str, Any]] = {
     "fpl, global": {"contrast_with": "global", "consistent_with": "global"},
     "fpl, half global": {"contrast_with": "global"},
-    "fpl, by sums": {"clustering": "sums", "num_clusters": 2, "starts": 1},
+    "fpl_sums, two clusters": {"num_clusters": 2},
     "fedpc_sums, two clusters": {"num_clusters": 2, "least_clients": 1},
     "fedseproto, prototypes": {"shares": "prototypes"},
     "fedproc, uniform": {"prototype_weighting": "uniform"},

@@ -40,6 +40,7 @@ SENDING = [
     "fedseproto",
     "fedtgp",
     "fpl",
+    "fpl_sums",
     "mp_fedcl",
     "pfedcspc",
 ]

@@ -118,6 +118,8 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     releases_gradient_sums: ClassVar[bool] = False
     """Whether all that clients add is a sum of gradients (`ClientContext.gradient_sum`), clipped record by record, so
     that noise in a secure sum hides records."""
+    has_more_exchanges: ClassVar[bool] = False
+    """Whether clients are asked more in a round than to train, so that no method goes around this one."""
 
     @property
     def private(self) -> Patterns:
@@ -139,11 +141,6 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
         """Why the server needs each client's weights as they were sent, so that no robust mean can stand in for them;
         empty if it only averages them."""
         return ""
-
-    @property
-    def has_more_exchanges(self) -> bool:
-        """Whether clients are asked more in a round than to train, so that no method goes around this one."""
-        return False
 
     @property
     def clients_use(self) -> UsedModel:

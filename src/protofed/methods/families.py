@@ -318,12 +318,7 @@ class PrototypeSharing(
         params, prototypes = await class_means.fit_with_prototypes(
             client, Objective(self.loss), message.params, (message.prototypes,), self.prototype_mode
         )
-        own = class_means.ownership(prototypes)
-        return Reply(PrototypeUpload(params, own, client.num_examples), self.remember(own, memory))
-
-    def remember(self, own: Prototypes, memory: Tree) -> Tree:
-        """What a client keeps of the prototypes that it sends."""
-        return memory
+        return Reply(PrototypeUpload(params, class_means.ownership(prototypes), client.num_examples), memory)
 
     async def train_privately(
         self, client: PrivateClient, message: WeightsAndPrototypes[Targets], memory: Tree

@@ -18,190 +18,45 @@ Departures:
 7. An example whose class has no prototype adds nothing to Eq. (8) and (10) but counts in the mean over the batch, as in
    the authors' code.
 8. Cosines are divided by τ, as in the authors' code; as Eq. (7) is printed, they would be multiplied by it.
-9. `clustering = "sums"` takes k-means in the place of FINCH: `num_clusters` of each class at most, by Euclidean
-   distance, in rounds of exchanges in which the server reads sums over clients and no prototype.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
 from protofed import tree
-from protofed.api.contexts import ClientContext, Reply, ServerContext
-from protofed.api.method import Clients, Positive, Uploads
-from protofed.api.roles import Count
-from protofed.api.task import ClientId
-from protofed.api.views import Points
-from protofed.data.batches import Batch
-from protofed.methods._shared.sums import sums_over
-from protofed.methods.families import PrototypeSharing, PrototypeUpload, Summands, WeightsAndPrototypes
-from protofed.prototypes import class_means
-from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
-from protofed.prototypes.contrast import cluster_contrast, pull
+from protofed.api.contexts import ServerContext
+from protofed.api.method import Uploads
+from protofed.methods._shared.targets import AgainstClusters, Targets, kept, of_all_classes
+from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
+from protofed.prototypes.class_means import Prototypes
 from protofed.prototypes.finch import cluster_means, finch
-from protofed.prototypes.kmeans_sums import Clustered, ClusterSums, added, first_centres, lloyd, memberships
-from protofed.tree import Mean, Nothing, Ragged, Tree, record
-
-
-@record
-class Targets:
-    """What clients learn against."""
-
-    clusters: Annotated[Tensor, Ragged(fill=0)]  # (M, D), the prototypes of the contrast, M = Σ J_c
-    label: Annotated[Tensor, Ragged(fill=-1)]  # (M,), their classes; −1 where there is none
-    consistent: Prototypes  # the prototype of the consistency for each class
-
-
-@record
-class Centres:
-    """What clients are sent in a step of k-means by sums."""
-
-    values: Tensor  # (S, J, C, D)
-
-
-@record
-class Joined:
-    """What a client says in it: its prototypes, and the nearest centre of each."""
-
-    prototypes: Prototypes
-    member: Annotated[Tensor, Count(of_examples=False)]  # (S, J, C)
+from protofed.tree import Mean
 
 
 @dataclass(frozen=True)
-class FPL(PrototypeSharing[Targets]):
+class FPL(AgainstClusters):
     tags = ("core", "global", "prototype", "server-side")
-    temperature: Positive = 0.02
-    """τ in Eq. (7)."""
-    contrast: bool = True
-    """Whether the cluster prototypes contrastive loss, Eq. (8), is on."""
-    consistency: bool = True
-    """Whether the unbiased prototypes consistent regularisation, Eq. (10), is on."""
-    contrast_with: Literal["clusters", "global"] = "clusters"
-    """Prototypes of the contrast: the cluster prototypes of Eq. (5), or the global ones of Eq. (3)."""
-    consistent_with: Literal["unbiased", "global"] = "unbiased"
-    """Prototypes of the consistency: the unbiased ones of Eq. (6), or the global ones of Eq. (3)."""
-    consistency_reduction: Literal["mean", "sum"] = "mean"
-    """Whether the squared error of Eq. (10) is averaged or summed over the dimensions of the feature."""
-    clustering: Literal["finch", "sums"] = "finch"
-    """How the clusters of Eq. (4) are found: by FINCH, or by k-means for which clients give sums alone."""
     finch_level: Literal["last", "first"] = "last"
     """FINCH's coarsest partition (of more than one cluster), or its first."""
-    num_clusters: Annotated[int, Ge(1)] = 3
-    """By sums: the most clusters of a class."""
-    starts: Annotated[int, Ge(1)] = 1
-    """By sums: so many random starts are made side by side, and the tightest partition is kept. Each tells the server
-    more."""
-    lloyd_steps: Annotated[int, Ge(1)] = 4
-    """By sums: exchanges in which centres move, in every round."""
-    prototype_mode: PrototypeMode = "running"
-    """Whether a client's prototypes are the running means of its last epoch or recomputed after training."""
-
-    def no_prototypes(self, num_classes: int, dim: int) -> Targets:
-        empty = class_means.no_prototypes(num_classes, dim)
-        return Targets(torch.zeros(1, dim), torch.tensor([-1]), empty)
 
     @property
     def sums(self) -> bool:
-        """FINCH reads single clients' prototypes; global prototypes are means over clients."""
-        return not self.clusters_prototypes  # guard: sum-form-is-true
-
-    @property
-    def clusters_prototypes(self) -> bool:
-        return self.clustering == "finch" and not self.is_global
-
-    @property
-    def is_global(self) -> bool:
-        """Whether nothing is learnt against that is made of clusters."""
-        return self.contrast_with == self.consistent_with == "global"
-
-    @property
-    def has_more_exchanges(self) -> bool:
-        return self.clustering == "sums" and not self.is_global
+        """Clusters are made of single clients' prototypes; global prototypes are means over clients."""
+        return self.is_global  # guard: sum-form-is-true
 
     def aggregate(
         self, state: WeightsAndPrototypes[Targets], uploads: Uploads[PrototypeUpload], server: ServerContext
     ) -> WeightsAndPrototypes[Targets]:
-        if not self.clusters_prototypes:
+        if self.is_global:
             return super().aggregate(state, uploads, server)
         mean, sent = Mean(), []
         for _, upload in uploads:
             mean.add(upload.params, self.weight_of(upload.num_examples))
             sent.append(upload.prototypes)
         return WeightsAndPrototypes(mean.value(), self.clustered(sent, state.prototypes))
-
-    # ---- clusters by sums
-
-    def round(self, state: WeightsAndPrototypes[Targets], clients: Clients) -> WeightsAndPrototypes[Targets]:
-        after = super().round(state, clients)
-        if not self.has_more_exchanges:
-            return after
-        return replace(after, prototypes=self.clustered_by_sums(after.prototypes, state.prototypes, clients))
-
-    def clustered_by_sums(self, plain: Targets, previous: Targets, clients: Clients) -> Targets:
-        """The prototypes of every class, from the global ones and from sums over the members of clusters."""
-        mean = plain.consistent.mean
-        start = first_centres(mean, self.num_clusters, self.starts, clients.server.generator)
-
-        def exchange(centres: Tensor) -> ClusterSums:
-            message = Centres(centres.to(mean.device, mean.dtype))
-            like = Joined(class_means.no_prototypes(*mean.shape), torch.zeros(centres.shape[:3]))
-            totals = sums_over(clients, self.join, lambda _: message, like, self.joined_summand)
-            sums: ClusterSums = totals["clusters"].total
-            return tree.map(Tensor.cpu, sums)
-
-        with torch.device("cpu"):
-            found, kept = lloyd(exchange, start, self.lloyd_steps), tree.map(Tensor.cpu, (plain, previous))
-            of_classes = [self.of_clusters(found, *kept, c) for c in range(len(mean))]
-            contrasted, consistent = zip(*of_classes, strict=True)
-            label = [c for c, own in enumerate(contrasted) for _ in own]
-            targets = Targets(
-                torch.cat(contrasted),
-                torch.tensor(label, dtype=torch.int64),
-                Prototypes(torch.stack(consistent), kept[0].consistent.count),
-            )
-        return tree.map(lambda leaf: leaf.to(mean.device), targets)
-
-    def of_clusters(self, found: Clustered, plain: Targets, previous: Targets, c: int) -> tuple[Tensor, Tensor]:
-        """What a class is contrasted with (J, D) and consistent with (D,)."""
-        there, mean = found.count[:, c] > 0, plain.consistent.mean[c]
-        if not there.any():
-            return previous.clusters[previous.label == c], previous.consistent.mean[c]
-        clusters = found.centres[there, c].to(mean.dtype)  # Eq. (4) and (5)
-        contrasted = clusters if self.contrast_with == "clusters" else mean[None]
-        return contrasted, clusters.mean(0) if self.consistent_with == "unbiased" else mean  # Eq. (6)
-
-    async def join(self, client: ClientContext, message: Centres, memory: Prototypes) -> Reply[Joined, Prototypes]:
-        """A step of Lloyd's: which centres the client's prototypes are nearest to."""
-        return Reply(Joined(memory, memberships(memory.mean, message.values)), memory)
-
-    def joined_summand(self, upload: Joined, message: Centres) -> Summands:
-        return {"clusters": (added(upload.prototypes.mean, upload.prototypes.count, upload.member), 1.0)}
-
-    def message_spec(self, step: str, state: WeightsAndPrototypes[Targets], client: ClientId) -> Tree:
-        return Centres(state.prototypes.clusters) if step == "join" else self.message_for(state, client)
-
-    def init_memory(self, client: ClientContext, message: WeightsAndPrototypes[Targets]) -> Tree:
-        """The prototypes that the client has sent last, where clusters are found by sums."""
-        return (
-            class_means.no_prototypes(*message.prototypes.consistent.mean.shape)
-            if self.has_more_exchanges
-            else Nothing()
-        )
-
-    def remember(self, own: Prototypes, memory: Tree) -> Tree:
-        return own if self.has_more_exchanges else memory
-
-    # ---- clusters of single prototypes
-
-    def combine(self, sums: ClassSums, previous: Targets) -> Targets:
-        """The global prototypes of every class, Eq. (3), in the place of all others."""
-        plain = class_means.mean_of(sums, previous.consistent)
-        known = class_means.points(plain)
-        return Targets(known.values, known.label, plain)
 
     def clustered(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
         """The prototypes of every class, Eq. (3) to (6)."""
@@ -211,43 +66,18 @@ class FPL(PrototypeSharing[Targets]):
         return tree.map(lambda leaf: leaf.to(device), found)
 
     def _clustered(self, prototypes: list[Prototypes], previous: Targets) -> Targets:
-        clusters, label, consistent = [], [], previous.consistent.mean.clone()
         means = torch.stack([p.mean for p in prototypes])  # (K, C, D)
         is_known = torch.stack([p.is_known for p in prototypes])  # (K, C)
         owners = is_known.sum(0)
-        for c in range(len(owners)):
-            if owners[c]:
-                contrasted, consistent[c] = self.of_class(means[is_known[:, c], c])
-            else:
-                contrasted = previous.clusters[previous.label == c]
-            clusters.append(contrasted)
-            label += [c] * len(contrasted)
-        count = torch.where(owners > 0, owners, previous.consistent.count)
-        return Targets(torch.cat(clusters), torch.tensor(label, dtype=torch.int64), Prototypes(consistent, count))
+        of_classes = [
+            self.of_class(means[is_known[:, c], c]) if owners[c] else kept(previous, c) for c in range(len(owners))
+        ]
+        return of_all_classes(of_classes, torch.where(owners > 0, owners, previous.consistent.count))
 
     def of_class(self, prototypes: Tensor) -> tuple[Tensor, Tensor]:
         """What one class's client prototypes (N, D) are made into: contrasted (J, D) and consistent (D,)."""
         partition = finch(prototypes)[-1 if self.finch_level == "last" else 0]
         clusters = cluster_means(prototypes, partition)  # Eq. (4) and (5)
         plain = prototypes.double().mean(0)  # Eq. (3)
-        contrasted = clusters if self.contrast_with == "clusters" else plain[None]
-        consistent = clusters.mean(0) if self.consistent_with == "unbiased" else plain  # Eq. (6)
+        contrasted, consistent = self.of_clusters(clusters, plain)
         return contrasted.to(prototypes.dtype), consistent.to(prototypes.dtype)
-
-    def prototype_sets(self, state: WeightsAndPrototypes[Targets]) -> Mapping[str, Points]:
-        targets = state.prototypes
-        known = targets.label >= 0
-        return {
-            "cluster prototypes": Points(targets.clusters[known], targets.label[known]),
-            "unbiased prototypes": class_means.points(targets.consistent),
-        }
-
-    def prototype_loss(self, z: Tensor, batch: Batch, targets: Targets) -> Tensor:
-        """What the prototypes add to the objective of Eq. (12)."""
-        loss = torch.zeros_like(batch.weight)
-        if self.contrast:
-            loss = loss + cluster_contrast(z, batch.y, targets.clusters, targets.label, self.temperature)
-        if self.consistency:
-            target = targets.consistent
-            loss = loss + pull(z, batch.y, target.mean, target.is_known, self.consistency_reduction)
-        return loss
