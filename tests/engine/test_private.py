@@ -296,6 +296,12 @@ def refused(match: str, method: Any = "fedavg", task: Any = None, **changes: Any
         ({"method": "fpl", "uploads": UploadSettings(min_class_count=3)}, ("privacy.level", "uploads.min_class_count")),
         ({"privacy": PrivacySettings("record", delta=0.01), "task": "many"}, ("privacy.delta", "records")),
         ({"privacy": PrivacySettings("client")}, ("privacy.level",)),
+        ({"privacy": PrivacySettings(epsilon=1.0)}, ("privacy.epsilon", "privacy.level")),
+        ({"privacy": PrivacySettings(noise="secret")}, ("privacy.noise", "privacy.level")),
+        (
+            {"privacy": PrivacySettings("client"), "secure": SecureSettings(sums=True), "optimizer_state": "kept"},
+            ("training.optimizer_state", "privacy.level = .client"),
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused_with_both_keys(changes: dict[str, Any], keys: tuple[str, ...]) -> None:
@@ -328,7 +334,7 @@ def test_without_the_section_nothing_is_different() -> None:
     table = {"task": {"name": "minidigits"}, "method": {"name": "fedavg"}}
     plain = configuration.parse(table, "a test")
     assert plain.experiment().federation.private is None
-    explicit = configuration.parse({**table, "privacy": {"epsilon": 1.0}}, "a test")
+    explicit = configuration.parse({**table, "privacy": {"level": "none"}}, "a test")
     assert explicit.identity == plain.identity
     on = [configuration.parse({**table, "privacy": {"level": "record", "epsilon": e}}, "a test") for e in (1.0, 2.0)]
     assert len({plain.identity, *(one.identity for one in on)}) == 3

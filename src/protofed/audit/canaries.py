@@ -162,8 +162,8 @@ def markdown(found: CanaryAudit) -> list[str]:
     return [
         f"# Canaries in {config.resolved()['method']['name']}, {one_line(found.run.federation.task.name)}",
         f"{found.canaries} test images with wrong labels were planted, half of them trained on, in one run of "
-        f"{found.rounds} rounds with seed {config.training.seed}. protofed {software['protofed']}, commit "
-        f"{software['commit']}, torch {software['torch']}.",
+        f"{found.rounds} round{'s' if found.rounds > 1 else ''} with seed {config.training.seed}. protofed "
+        f"{software['protofed']}, commit {software['commit']}, torch {software['torch']}.",
         table(["guessed from", "ε is at least", "guesses right", "at most provable"], rows),
         f"{claim}Each line holds with 95 % confidence, for δ = {found.delta:g}. The bound is "
         "from below: a small number does not show that the run is private. The last column is what the bound would "

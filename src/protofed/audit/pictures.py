@@ -31,8 +31,8 @@ def roc_curves(attacks: Sequence[Attack]) -> "Figure":
         axis.plot([LOWEST, 1], [LOWEST, 1], color="#999999", linewidth=0.8)
     small.set_xscale("log")
     small.set_yscale("log")
-    tidy(plain, "", "others taken for members", "members found")
-    tidy(small, "", "others taken for members", "members found")
+    tidy(plain, "", "share of others taken for members", "share of members found")
+    tidy(small, "", "share of others taken for members", "")
     plain.legend(frameon=False, fontsize=7.5, title="AUC", title_fontsize=7.5)
     return figure
 
@@ -70,5 +70,6 @@ def lines_by_attackers(by_attack: Mapping[str, Mapping[str, Mapping[int, Sequenc
             )  # fmt: skip
         tidy(axis, attack, "attackers", y if axis is axes[0] else "")
         axis.set_ylim(0, 100)
+        axis.set_xticks(sorted({number for cells in rules.values() for number in cells}))
     axes[-1].legend(frameon=False, fontsize=7.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure

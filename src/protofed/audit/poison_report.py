@@ -39,7 +39,8 @@ def markdown(run: SavedRun, cells: Sequence[Cell], rounds: int) -> list[str]:
     software = environment()
     found = [
         f"# Attacks on {name}, {one_line(task.name)}",
-        f"{len(task.clients)} clients, {rounds} rounds, seeds {', '.join(map(str, seeds))}; clients count equally. "
+        f"{len(task.clients)} clients, {rounds} round{'s' if rounds > 1 else ''}, {'seeds' if seeds[1:] else 'seed'} "
+        f"{', '.join(map(str, seeds))}; clients count equally. "
         f"protofed {software['protofed']}, commit {software['commit']}, torch {software['torch']}.",
         "Accuracy after the last round in %, mean over the domains and the seeds, in brackets the worst seed. `fails`: "
         "no seed came to its end, since too few clients replied well; `2 failed`: so many seeds did not. Rules are set "

@@ -52,7 +52,7 @@ def _membership(audit: "Audit") -> list[str]:
     if audit.attacks:
         found.append(
             "The attacker has one upload and asks of an example whether its client trained on it. AUC: the chance that "
-            "a member scores higher than another example; .5 is guessing. Found at 1 % and 5 %: the share of members "
+            "a member scores higher than another example; 0.5 is guessing. Found at 1 % and 5 %: the share of members "
             "found by a threshold that takes so many of the others for members. AUC with the 95 % interval over "
             "clients drawn again, shares with that of Clopper and Pearson."
         )
@@ -83,7 +83,7 @@ def _membership(audit: "Audit") -> list[str]:
     if any(not one.is_same_source for one in audit.attacks):
         found.append(
             "**The others are from the test set of the client's domain**, since the client has no test set of its own. "
-            "If that is of another source, attacks may tell sources apart and not members: then AUCs far from .5, "
+            "If that is of another source, attacks may tell sources apart and not members: then AUCs far from 0.5, "
             "above or below, say nothing of members."
         )
     return [*found, *(f"- {note}." for note in audit.notes)]
@@ -117,7 +117,7 @@ def _records(audit: "Audit") -> list[str]:
     found, text = audit.records, ["## Prototypes of few examples"]
     total = len(found.behind)
     if not total:
-        return [*text, "No prototypes are sent."]
+        return [*text, "No prototypes were sent in this round."]
     text.append(
         f"Of {total} prototypes that were sent, {found.of_one} ({found.of_one / total:.0%}) are the feature of one "
         f"example, and {found.of_few} ({found.of_few / total:.0%}) the mean of fewer than {FEW}. A prototype of one "
@@ -133,7 +133,7 @@ def _records(audit: "Audit") -> list[str]:
 def _broadcast(audit: "Audit") -> list[str]:
     text = ["## Classes that few clients have"]
     if not audit.records.behind:
-        return [*text, "No prototypes are sent."]
+        return [*text, "No prototypes were sent in this round."]
     if not audit.told:
         return [*text, f"No class has fewer than {audit.min_owners} owners among the clients of the round."]
     names = audit.replay.federation.task.classes

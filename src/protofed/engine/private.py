@@ -250,13 +250,14 @@ def refusals(federation: "Federation") -> Iterator[str]:
         name = norms[0] if norms else min(networks.statistics)
         yield (
             f"privacy.level and the network: {name} is a BatchNorm, which mixes the records of a batch, so that none "
-            'can be clipped alone; take a network with GroupNorm (task.norm = "group" for minidigits)'
+            'can be clipped alone; take a network with GroupNorm (task.norm = "group" for minidigits) or with no such '
+            'layer (task.model = "mlp" for own tables)'
         )
     largest = max(enrolment.num_examples for enrolment in federation.spec.clients.values())
     if private.settings.delta * largest > 1:
         yield (
-            f"privacy.delta is {private.settings.delta:g}, and a client has {largest} records: to publish one at "
-            f"random would keep to it; set it below {1 / largest:.1g}"
+            f"privacy.delta is {private.settings.delta:g}, and a client has {largest} records: a δ above one in this "
+            f"number would allow to publish a record; set it far below {1 / largest:.1g}"
         )
     count = federation.uploads.min_class_count
     if count and federation.method.releases_class_sums:

@@ -9,7 +9,8 @@ SIMULATED = "SIMULATED"
 
 NOT_COVERED = (
     "metrics and whatever else is computed on test examples",
-    "which labels and how many records each client enrolled with",
+    "which classes a client has, and how many records it enrolled with",
+    "what the preparation of own data shares: means, deviations and words of columns",
     "who takes part, when, and whose step fails",
     "settings that were chosen by looking at other runs on the same records",
     "what clients keep, which stays with them, and figures drawn from their examples",

@@ -1,6 +1,7 @@
 """Checks across settings: each value is valid, but the combination is not. They run before anything is done."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from protofed.datasets.sites import group_problem
 from protofed.engine.private import OF_TRAINING, why_not_private
 from protofed.engine.test_sets import is_testable
 from protofed.engine.training import Training
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.recording import registered_name
 from protofed.runs.config.schema import Problem
 from protofed.runs.runtime_choice import RuntimeSettings
@@ -44,8 +46,8 @@ def check_sections(sections: Mapping[str, Any], data_elsewhere: bool = False) ->
         yield from _check_method(method, training)
     if sections.get("secure") is not None and sections["secure"].sums:
         yield from _check_secure(method, sections.get("evaluation"))
-    if sections.get("privacy") is not None and sections["privacy"].is_on:
-        yield from _check_privacy(sections)
+    if sections.get("privacy") is not None:
+        yield from _check_privacy(sections) if sections["privacy"].is_on else _check_no_privacy(sections["privacy"])
     if method is not None and training is not None and sections.get("robust") is not None:
         yield from _check_robust(sections["robust"], method, training)
     if training is not None and sections.get("saving") is not None:
@@ -122,12 +124,20 @@ def _check_secure(method: Any, evaluation: Any) -> Iterator[Problem]:
         yield Problem(("evaluation", "clients"), what, (("secure", "sums"),))
 
 
+def _check_no_privacy(privacy: PrivacySettings) -> Iterator[Problem]:
+    """A promise that nothing keeps."""
+    for name in (field.name for field in fields(PrivacySettings)):
+        if getattr(privacy, name) != getattr(PrivacySettings(), name):
+            what = 'does nothing while privacy.level is "none": set that to "record" or "client", or remove this'
+            yield Problem(("privacy", name), what, (("privacy", "level"),))
+
+
 def _check_privacy(sections: Mapping[str, Any]) -> Iterator[Problem]:
     """What would tell more than releases do, or has no form under differential privacy."""
-    key = ("privacy", "level")
+    key, level = ("privacy", "level"), sections["privacy"].level
     method, training, evaluation = (sections.get(name) for name in ("method", "training", "evaluation"))
     is_summed = sections.get("secure") is not None and sections["secure"].sums
-    if sections["privacy"].level == "client" and not is_summed:
+    if level == "client" and not is_summed:
         yield Problem(key, '"client" needs secure.sums: only a sum can hide a client', (("secure", "sums"),))
     elif method is not None and not is_summed and (why := why_not_private(method)):
         name = type(method).__name__
@@ -135,7 +145,7 @@ def _check_privacy(sections: Mapping[str, Any]) -> Iterator[Problem]:
     if training is not None:
         for name, allowed, why in OF_TRAINING:
             if getattr(training, name) not in allowed:
-                what = f"{why}, under privacy.level: use {allowed[0]!r}"
+                what = f"{why}, under privacy.level = {level!r}: use {allowed[0]!r}"
                 yield Problem(("training", name), what, (key,))
     if evaluation is not None:
         for name, why in (
