@@ -114,7 +114,7 @@ def test_h_is_help(words: tuple[str, ...]) -> None:
     ("words", "found"),
     [
         ("protofed re", ["report"]),
-        ("protofed methods fp", ["fpl"]),
+        ("protofed methods fp", ["fpl", "fpl_sums"]),
         ("protofed methods --tag pro", ["prototype"]),
         ("protofed tasks mini", ["minidigits", "minidigits_skewed"]),
     ],

@@ -54,7 +54,7 @@ ONE_CLASS = small_task({"ann": [0, 1, 2, 3, 0, 1, 2, 3, 0], "bob": [LONE] * 6, "
 
 SENDS_PROTOTYPES = (
     *("fpl", "fedseproto", "fedpc", "pfedcspc", "fedproto_avg", "fedproc", "fedmlp", "fednh", "fedproto", "fedgh"),
-    *("feddistill", "fedhkd", "fedpac", "fedpcl", "fedplvm", "fedtgp", "mp_fedcl"),
+    *("feddistill", "fedhkd", "fedpac", "fedpcl", "fedplvm", "fedtgp", "mp_fedcl", "fpl_sums", "fedpc_sums"),
 )
 
 

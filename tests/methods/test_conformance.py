@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from methods.conformance import CHECKS, check_inputs_are_left_alone
-from methods.sampling import ALWAYS, WHOLE, is_slow
+from methods.sampling import ALWAYS, SHARE, WHOLE, is_slow
 from protofed import tree
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Method, Uploads
@@ -72,14 +72,14 @@ def test_settings_that_take_another_path_conform(
 # ---- what is left to `make test-all`
 
 
-def test_every_check_is_made_of_all_defaults_and_of_one_of_three_other_settings_in_a_row() -> None:
+def test_every_check_is_made_of_all_defaults_and_of_one_of_so_many_other_settings_in_a_row() -> None:
     assert test_every_method_conforms.__name__ == WHOLE
     other = FedAvg(weighting="uniform")
     assert other != FedAvg()
     for check in CHECKS:
         assert is_slow(check, [FedAvg()], 0), "the defaults a second time"
-        fast = [not is_slow(check, [other], number) for number in range(9)]
-        assert all(any(fast[k : k + 3]) for k in range(7))
+        fast = [not is_slow(check, [other], number) for number in range(3 * SHARE)]
+        assert all(any(fast[k : k + SHARE]) for k in range(2 * SHARE))
         assert all(fast) == (check in ALWAYS)
 
 

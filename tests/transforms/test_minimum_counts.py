@@ -32,6 +32,7 @@ SENDING = [
     "fednh",
     "fedpac",
     "fedpc",
+    "fedpc_sums",
     "fedpcl",
     "fedplvm",
     "fedproc",

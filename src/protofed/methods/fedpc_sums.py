@@ -89,7 +89,7 @@ class Member(OwnWeights):
 class MemberUpload:
     params: Annotated[Params, roles.Weights()]
     prototypes: Prototypes
-    count: Annotated[Tensor, Count()]  # (J,), the client's examples at its cluster, else 0
+    num_examples: Annotated[Tensor, Count()]  # (J,), the client's examples at its cluster, else 0
 
 
 @record
@@ -201,7 +201,7 @@ class FedPCSums(BetweenClusters, SumMethod[Known, ClusterModels, Member, MemberU
 
     def summand(self, upload: MemberUpload, message: ClusterModels) -> Summands:
         """The client's weights and prototypes in the sums of its cluster, and at weight 0 in all others."""
-        weights = (upload.count > 0) if self.is_uniform else upload.count
+        weights = (upload.num_examples > 0) if self.is_uniform else upload.num_examples
         own = Added(upload.params, class_means.of_owner(upload.prototypes))
         return {str(j): (own, float(weight)) for j, weight in enumerate(weights.tolist())}
 

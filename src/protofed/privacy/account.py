@@ -14,8 +14,6 @@ This also holds if later releases depend on earlier ones, and a run that ends be
 from collections.abc import Callable
 from math import exp, expm1, inf, log, sqrt
 
-from scipy.special import log_ndtr
-
 LARGEST = 1e6
 """Nobody asks for an ε, or gets a μ, above it."""
 
@@ -63,6 +61,8 @@ def _check(delta: float) -> None:
 
 def _log_delta(epsilon: float, mu: float) -> float:
     """log δ: both terms are tiny and nearly equal, so their quotient is taken as a difference of logarithms."""
+    from scipy.special import log_ndtr  # here, since a handed-over model is used without scipy
+
     first = float(log_ndtr(mu / 2 - epsilon / mu))
     second = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
     return first + log(-expm1(second - first)) if second < first else -inf
