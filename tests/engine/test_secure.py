@@ -89,7 +89,27 @@ def check(case: str, exchange: int, count: int) -> None:
     assert_same(whole(masked), whole(plain), f"{case} with {count} gone in exchange {exchange}")
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=CASES)
+OF_EACH_KIND = {
+    "fedavg",
+    "fednova",
+    "fpl, global",
+    "fpl_sums",
+    "fedpc_sums",
+    "fednh",
+    "ifca",
+    "ccvr",
+    "scaffold",
+    "local",
+}
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(number, id=case, marks=() if case in OF_EACH_KIND else pytest.mark.slow)
+        for number, case in enumerate(CASES)
+    ],
+)
 def test_masked_sums_end_in_the_same_state_as_sums_without_masks(number: int) -> None:
     """Each method with all clients, and with three gone in one of the exchanges."""
     check(CASES[number], 1, 0)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clocks import PATIENCE, wait_for
 from doubles import Faulty, bits, job_of, tiny
+from methods.sampling import some_methods
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.evaluation import Outcomes
 from protofed.api.method import Method, Uploads
@@ -138,7 +139,7 @@ def assert_same(found: State, expected: State) -> None:
 # ---- the sequential one's bits
 
 
-@pytest.mark.parametrize("name", METHODS)
+@some_methods
 def test_every_bit_is_that_of_the_sequential_runtime(name: str, workers: Workers) -> None:
     task, method = tiny(), METHODS[name]()
     found, expected = (after_all(federation(method, runtime, task)) for runtime in (workers, Sequential()))
