@@ -2139,6 +2139,18 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="sums-agreed",
+        what="secure sums: shares are given when enough sites have signed the same account of who has added",
+        tests="tests/privacy/test_site.py -k to_each_site_gets",
+        new="if False:",
+    ),
+    Guard(
+        id="sums-of-all-shared",
+        what="secure sums: who has added and who dropped out are all that have shared their secrets",
+        tests="tests/privacy/test_site.py -k did_not_share",
+        new="if False:",
+    ),
+    Guard(
         id="sums-never-both-shares",
         what="secure sums: never both shares of one site",
         tests="tests/privacy/test_site.py -k both_shares",
