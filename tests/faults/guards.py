@@ -1513,6 +1513,24 @@ GUARDS = (
         swap=("os.O_NOFOLLOW | ", ""),
     ),
     Guard(
+        id="privacy-folder-without-links",
+        what="a ledger or an outbox that is a link or a pipe is not opened",
+        tests="tests/engine/test_private.py -k privacy_folder_is_followed",
+        new="if False:",
+    ),
+    Guard(
+        id="ledger-there-on-resume",
+        what="a private run does not go on without its ledger",
+        tests="tests/engine/test_private.py -k ledger_is_gone",
+        new="if False:",
+    ),
+    Guard(
+        id="privacy-of-the-whole-run",
+        what="a run that has begun cannot become private, nor its noise secret",
+        tests="tests/engine/test_private.py -k private_on_its_way",
+        new="if False:",
+    ),
+    Guard(
         id="pipes-in-run-folder",
         what="nobody waits for a pipe",
         tests="tests/faults/test_run_folders.py -k 'outside_a_run_folder and pipe'",
