@@ -189,6 +189,23 @@ def test_numbers_of_examples_are_not_in_the_sum() -> None:
     assert abs(float(seen[0])) < 2
 
 
+def test_how_large_a_number_is_that_does_not_fit_is_not_told() -> None:
+    """One weight of c3 is 42 424 242, longer than no clip, and above 2²⁴: its size would be in the failure."""
+
+    class Huge(METHODS["fedavg"]):  # type: ignore[misc]
+        async def trained(self, client: Any, message: Any, memory: Any) -> Any:
+            params = dict(await super().trained(client, message, memory))
+            if client.id == "c3":
+                params["classifier.bias"] = params["classifier.bias"].index_fill(0, torch.tensor(0), 42_424_242.0)
+            return params
+
+    settings = dataclasses.replace(USELESS, clip_client=1e8, epsilon=1000.0)
+    [failure] = after_one(noised(Huge(), secure=unmasked(), privacy=settings)).failures
+    assert failure.client == "c3"
+    assert "too large" in failure.detail
+    assert "e+" not in failure.detail
+
+
 def test_the_text_of_an_error_is_not_told() -> None:
     class Broken(METHODS["fedavg"]):  # type: ignore[misc]
         async def train(self, client: Any, message: Any, memory: Any) -> Any:

@@ -2055,6 +2055,12 @@ GUARDS = (
         new="raise",
     ),
     Guard(
+        id="no-size-of-noised-numbers",
+        what="noised sums: how large a number is that does not fit stays at the client",
+        tests="tests/engine/test_noised_sums.py -k does_not_fit_is_not_told",
+        new="if True:",
+    ),
+    Guard(
         id="secret-noise-under-masks",
         what="noised sums: noise that is said to be secret is not shown in shares",
         tests="tests/engine/test_noised_sums.py -k names_both_keys",

@@ -14,7 +14,7 @@ from protofed.api.method import Step
 from protofed.api.roles import Count, roles
 from protofed.api.sums import Summand, Summands
 from protofed.api.task import ClientId
-from protofed.privacy.fixed_point import FixedPoint, by_name, flat, weight_places
+from protofed.privacy.fixed_point import FixedPoint, TooLarge, by_name, flat, weight_places
 from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES, framed
 from protofed.privacy.shares import Clipping, NoiseShare
 from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, Roster, Site, words
@@ -204,7 +204,18 @@ class Add:
             values = ~weight_places(summands)
             numbers = numbers if self.unchanged is None else numbers - self.reference(upload, message)
             numbers[values] = self.share.added(numbers[values], client.step_seed)  # guard: sums-with-noise
-        return self.point.encoded(numbers), reply.memory
+        return self._encoded(numbers), reply.memory
+
+    def _encoded(self, numbers: Tensor) -> Tensor:
+        try:
+            return self.point.encoded(numbers)
+        except TooLarge:
+            if self.share is None:  # guard: no-size-of-noised-numbers
+                raise
+            # Its size would be one more release, under one share of the noise alone.
+            raise Aborted(
+                "what the client adds is too large for the whole numbers of a sum: clip at a smaller length"
+            ) from None
 
     async def _stepped(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[Any, Tree]:
         """The step. Where it has to be private, the text of an error, which may hold values, stays here."""
