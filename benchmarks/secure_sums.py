@@ -1,6 +1,6 @@
 """What a secure sum costs: seconds of one client and of the server, by clients, numbers and drop-outs, and bytes.
 
-All four exchanges of one site are timed, with real keys, signatures and shares, and all that the server computes. There
+All five exchanges of one site are timed, with real keys, signatures and shares, and all that the server computes. There
 is no training and no network. What the other sites would send is made up where it costs the timed ones the same: so the
 sum itself is not looked at here, but in tests/privacy. The fastest of three sites is shown, since other work on a
 machine only adds; the server's work is done once.
@@ -20,7 +20,7 @@ import numpy as np
 
 from protofed.privacy import masks
 from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES
-from protofed.privacy.site import SEALED_BYTES, Occasion, Roster, Site, _route, about, threshold, words
+from protofed.privacy.site import SEALED_BYTES, Occasion, Roster, Site, _route, about, agreement_text, threshold, words
 from protofed.privacy.unmasking import unmasked
 from protofed.privacy.vault import Vault
 
@@ -36,7 +36,7 @@ class Sites:
     def __init__(self, count: int, folder: Path) -> None:
         self.vault = Vault(folder)
         self.names = [f"c{k:04d}" for k in range(count)]
-        private = {name: masks.new_identity() for name in self.names}
+        self.identities = private = {name: masks.new_identity() for name in self.names}
         for name in self.names:
             self.vault.keep(name, "identity", {"private": private[name].hex()})
         public = {name: masks.identity_of(key) for name, key in private.items()}
@@ -55,7 +55,7 @@ class Sites:
         return {c: masks.sealed(key[c], text, _route(self.binding, c, client)) for c, text in texts.items()}
 
     def client_seconds(self, client: str, numbers: int) -> float:
-        """All four exchanges of one site."""
+        """All five exchanges of one site."""
         site, values = self.sites[client], words(np.arange(numbers))
         self.vault.forget(client, "unmasked")
         begin = time.perf_counter()
@@ -66,8 +66,17 @@ class Sites:
         begin = time.perf_counter()
         site.share_out(OCCASION, self.roster)
         site.mask(OCCASION, DIGEST, sealed, values)
-        site.unmask(OCCASION, self.names, [])
+        site.agree(OCCASION, self.names, [])
+        seconds += time.perf_counter() - begin
+        signatures = self.signatures()
+        begin = time.perf_counter()
+        site.unmask(OCCASION, signatures)
         return seconds + time.perf_counter() - begin
+
+    def signatures(self) -> dict[str, bytes]:
+        """Everybody's below that all have added."""
+        text = agreement_text(self.binding, self.names, [])
+        return {name: masks.signed(self.identities[name], text) for name in self.names}
 
     def _with_old_keys(self, client: str) -> None:
         """The keys of the roster again, in the place of those that were made for the clock."""
@@ -100,8 +109,14 @@ def one_mask(numbers: int) -> float:
 
 def overhead(count: int) -> tuple[int, int]:
     """Bytes to and from a client beside the message and the numbers of the sum."""
-    down = 32 + count * (8 + 2 * KEY_BYTES + SIGNATURE_BYTES) + count * (1 + SEALED_BYTES) + 2 * count
-    return down, 2 * KEY_BYTES + SIGNATURE_BYTES + count * SEALED_BYTES + count * KEY_BYTES
+    down = (
+        32
+        + count * (8 + 2 * KEY_BYTES + SIGNATURE_BYTES)
+        + count * (1 + SEALED_BYTES)
+        + 2 * count
+        + count * SIGNATURE_BYTES
+    )
+    return down, 2 * KEY_BYTES + 2 * SIGNATURE_BYTES + count * SEALED_BYTES + count * KEY_BYTES
 
 
 def seconds(value: float) -> str:

@@ -202,6 +202,61 @@ def test_the_outbox_keeps_the_last_rounds_only(tmp_path: Path) -> None:
     assert not run_in(tmp_path / "b", privacy=PrivacySettings("record")).folder.joinpath("privacy", "outbox").exists()
 
 
+def to_a_file(privacy: Path, outside: Path) -> None:
+    privacy.joinpath("ledger.jsonl").unlink()
+    privacy.joinpath("ledger.jsonl").symlink_to(outside)
+
+
+def to_a_folder(privacy: Path, outside: Path) -> None:
+    privacy.rename(outside.parent / "moved")
+    privacy.symlink_to(outside.parent / "moved")
+
+
+def in_the_outbox(privacy: Path, outside: Path) -> None:
+    one = next(privacy.joinpath("outbox").iterdir())
+    one.unlink()
+    one.symlink_to(outside)
+
+
+def to_a_pipe(privacy: Path, outside: Path) -> None:
+    privacy.joinpath("ledger.jsonl").unlink()
+    os.mkfifo(privacy / "ledger.jsonl")
+
+
+@pytest.mark.parametrize("trap", [to_a_file, to_a_folder, in_the_outbox, to_a_pipe])
+def test_no_link_in_the_privacy_folder_is_followed(tmp_path: Path, trap: Any) -> None:
+    """A folder from somebody else: the ledger leads to a file of the user's, which has no end of a line."""
+    run_in(tmp_path / "run")
+    victim = tmp_path / "victim"
+    victim.write_text("all of it")
+    trap(tmp_path / "run" / "privacy", victim)
+    before = {path: path.read_bytes() for path in tmp_path.joinpath("moved").glob("*") if path.is_file()}
+    with pytest.raises(BadInput, match="none is followed|not a file"):
+        run_in(tmp_path / "run", rounds=4, resume=True, allowed_changes=("training.rounds",))
+    with pytest.raises(BadInput, match="none is followed|not a file"):
+        protofed.load(tmp_path / "run", task=task_of())
+    assert victim.read_text() == "all of it"
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_run_whose_ledger_is_gone_does_not_go_on(tmp_path: Path) -> None:
+    """What it released would be forgotten, and all of ε be there once more."""
+    run_in(tmp_path)
+    (tmp_path / "privacy" / "ledger.jsonl").unlink()
+    with pytest.raises(RunFailed, match="the ledger is gone"):
+        run_in(tmp_path, rounds=4, resume=True, allowed_changes=("training.rounds",))
+
+
+@pytest.mark.parametrize(
+    ("before", "key"), [(PrivacySettings(), "privacy.level"), (PrivacySettings("record", 50.0), "privacy.noise")]
+)
+def test_a_run_cannot_become_private_on_its_way(tmp_path: Path, before: PrivacySettings, key: str) -> None:
+    """Rounds without noise, or with simulated noise, would count as if they had secret noise."""
+    run_in(tmp_path, rounds=1, privacy=before)
+    with pytest.raises(BadInput, match=key):
+        run_in(tmp_path, rounds=2, resume=True, allowed_changes=("training.rounds", "privacy"))
+
+
 class Tapped(FedAvg):
     """Writes down what the server is given."""
 

@@ -1513,6 +1513,24 @@ GUARDS = (
         swap=("os.O_NOFOLLOW | ", ""),
     ),
     Guard(
+        id="privacy-folder-without-links",
+        what="a ledger or an outbox that is a link or a pipe is not opened",
+        tests="tests/engine/test_private.py -k privacy_folder_is_followed",
+        new="if False:",
+    ),
+    Guard(
+        id="ledger-there-on-resume",
+        what="a private run does not go on without its ledger",
+        tests="tests/engine/test_private.py -k ledger_is_gone",
+        new="if False:",
+    ),
+    Guard(
+        id="privacy-of-the-whole-run",
+        what="a run that has begun cannot become private, nor its noise secret",
+        tests="tests/engine/test_private.py -k private_on_its_way",
+        new="if False:",
+    ),
+    Guard(
         id="pipes-in-run-folder",
         what="nobody waits for a pipe",
         tests="tests/faults/test_run_folders.py -k 'outside_a_run_folder and pipe'",
@@ -2037,6 +2055,12 @@ GUARDS = (
         new="raise",
     ),
     Guard(
+        id="no-size-of-noised-numbers",
+        what="noised sums: how large a number is that does not fit stays at the client",
+        tests="tests/engine/test_noised_sums.py -k does_not_fit_is_not_told",
+        new="if True:",
+    ),
+    Guard(
         id="secret-noise-under-masks",
         what="noised sums: noise that is said to be secret is not shown in shares",
         tests="tests/engine/test_noised_sums.py -k names_both_keys",
@@ -2136,6 +2160,18 @@ GUARDS = (
         id="sums-threshold-at-the-end",
         what="secure sums: nobody helps to unmask the sum of too few",
         tests="tests/privacy/test_site.py -k survivors",
+        new="if False:",
+    ),
+    Guard(
+        id="sums-agreed",
+        what="secure sums: shares are given when enough sites have signed the same account of who has added",
+        tests="tests/privacy/test_site.py -k to_each_site_gets",
+        new="if False:",
+    ),
+    Guard(
+        id="sums-of-all-shared",
+        what="secure sums: who has added and who dropped out are all that have shared their secrets",
+        tests="tests/privacy/test_site.py -k did_not_share",
         new="if False:",
     ),
     Guard(

@@ -16,7 +16,18 @@ pytest.importorskip("cryptography", reason="secure sums need protofed[privacy]")
 from protofed.errors import RoundAbandoned
 from protofed.privacy import masks
 from protofed.privacy.masks import Words
-from protofed.privacy.site import Advert, Occasion, Roster, Site, about, pair_mask, self_mask, threshold, words
+from protofed.privacy.site import (
+    Advert,
+    Occasion,
+    Roster,
+    Site,
+    about,
+    agreement_text,
+    pair_mask,
+    self_mask,
+    threshold,
+    words,
+)
 from protofed.privacy.unmasking import unmasked
 from protofed.privacy.vault import Aborted, Vault
 
@@ -37,6 +48,7 @@ class Server:
     adverts: dict[str, Advert] = field(default_factory=dict)
     sealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     masked: dict[str, Words] = field(default_factory=dict)
+    signed: dict[str, bytes] = field(default_factory=dict)
 
     def there(self, exchange: int, asked: object) -> Iterator[str]:
         return (client for client in sorted(asked) if client not in self.drops.get(exchange, ()))  # type: ignore[call-overload]
@@ -68,11 +80,15 @@ class Server:
     def dropped(self) -> list[str]:
         return [client for client in self.sealed if client not in self.masked]
 
-    def total(self) -> Words:
+    def agree(self) -> None:
         self.mask()
-        shares = {
-            c: self.sites[c].unmask(self.occasion, list(self.masked), self.dropped) for c in self.there(4, self.masked)
+        self.signed = {
+            c: self.sites[c].agree(self.occasion, list(self.masked), self.dropped) for c in self.there(4, self.masked)
         }
+
+    def total(self) -> Words:
+        self.agree()
+        shares = {c: self.sites[c].unmask(self.occasion, self.signed) for c in self.there(5, self.signed)}
         binding = about(self.occasion, DIGEST, self.roster)
         return unmasked(self.masked_sum, list(self.masked), self.dropped, shares, self.roster, binding, self.needed)
 
@@ -101,26 +117,26 @@ def drawn(of: Server, count: int, seed: int) -> set[str]:
     return set(Random(seed).sample(sorted(of.sites), count))
 
 
-@pytest.mark.parametrize("exchange", [1, 2, 3, 4])
+@pytest.mark.parametrize("exchange", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_the_sum_is_that_of_those_who_added_whoever_drops_out(tmp_path: Path, exchange: int, count: int) -> None:
     of = server(tmp_path)
     gone = drawn(of, count, seed=10 * exchange + count)
     of.drops = {exchange: gone}
     total = of.total()
-    added = set(of.sites) if exchange == 4 else set(of.sites) - gone
+    added = set(of.sites) if exchange > 3 else set(of.sites) - gone
     assert set(of.masked) == added
     assert total.tolist() == plain(of, added)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_sum_is_right_when_sites_drop_out_in_every_exchange(tmp_path: Path, seed: int) -> None:
-    """13 sites: 12 advertise, 11 share, 10 add and 9 help; the 12 need 9."""
-    of = server(tmp_path, 13, seed)
-    gone = Random(seed).sample(sorted(of.sites), 4)
+    """16 sites: 15 advertise, 14 share, 13 add, 12 sign who has added and 11 help; the 15 need 11."""
+    of = server(tmp_path, 16, seed)
+    gone = Random(seed).sample(sorted(of.sites), 5)
     of.drops = {exchange: {client} for exchange, client in enumerate(gone, 1)}
     total = of.total()
-    assert of.needed == 9
+    assert of.needed == 11
     assert total.tolist() == plain(of, set(of.sites) - set(gone[:3]))
 
 
@@ -153,8 +169,15 @@ def test_more_than_two_thirds_must_stay() -> None:
 
 def test_with_too_few_at_the_end_there_is_no_sum(tmp_path: Path) -> None:
     of = server(tmp_path)
-    of.drops = {4: drawn(of, 4, seed=1)}
+    of.drops = {5: drawn(of, 4, seed=1)}
     with pytest.raises(RoundAbandoned, match="6 sites gave shares, and 7"):
+        of.total()
+
+
+def test_with_too_few_that_signed_who_has_added_nobody_gives_shares(tmp_path: Path) -> None:
+    of = server(tmp_path)
+    of.drops = {4: drawn(of, 4, seed=1)}
+    with pytest.raises(Aborted, match="6 of 10 sites were told that the same ones have added"):
         of.total()
 
 
@@ -216,15 +239,64 @@ def aborts(act: Callable[[], object], match: str) -> None:
 
 def test_both_shares_of_one_site_are_never_given(tmp_path: Path) -> None:
     of = lies(tmp_path, "mask")
-    aborts(lambda: of.sites["c00"].unmask(OCCASION, sorted(of.masked), ["c04"]), "both shares")
+    aborts(lambda: of.sites["c00"].agree(OCCASION, sorted(of.masked), ["c04"]), "both shares")
+
+
+def test_a_server_that_names_others_as_dropped_out_to_each_site_gets_no_upload(tmp_path: Path) -> None:
+    """Of seven sites c05 and c06 work with the server, which wants what c00 added. It tells c00 that c03 and c04 have
+    not shared their secrets, and the others that c01 or c02, or both, have dropped out. Without signatures below these
+    accounts, five shares of the keys of c01 and c02 come together, and five of c00's own mask: its upload."""
+    of = server(tmp_path, 7)
+    of.share_out()
+    near = {c: text for c, text in of.for_site("c00").items() if c not in ("c03", "c04")}
+    for c in of.sites:
+        known = near if c == "c00" else of.for_site(c)
+        of.masked[c] = of.sites[c].mask(OCCASION, DIGEST, known, of.numbers[c])
+    accounts = {"c01": ["c02"], "c02": ["c01"], "c03": ["c01", "c02"], "c04": ["c01", "c02"]}
+    signed = {
+        c: of.sites[c].agree(OCCASION, [o for o in sorted(of.sites) if o not in dropped], dropped)
+        for c, dropped in accounts.items()
+    }
+    for c, dropped in accounts.items():
+        bad = ("c05", "c06")
+        binding, private = about(OCCASION, DIGEST, of.roster), {o: of.sites[o].vault.read(o, "identity") for o in bad}
+        text = agreement_text(binding, [o for o in sorted(of.sites) if o not in dropped], dropped)
+        lies = {o: masks.signed(bytes.fromhex((private[o] or {})["private"]), text) for o in bad}
+        aborts(lambda c=c, lies=lies: of.sites[c].unmask(OCCASION, {**signed, **lies}), "too few")
+
+
+@pytest.mark.parametrize("count", range(3, 40))
+def test_as_many_sites_as_are_needed_cannot_have_signed_two_accounts(count: int) -> None:
+    """Honest sites sign one. With just under a third of bad ones, which sign both, two accounts would take more sites
+    than there are."""
+    bad = (count - 1) // 3
+    assert 2 * (threshold(count, 0.67) - bad) > count - bad
+
+
+def test_who_has_added_is_signed_once(tmp_path: Path) -> None:
+    of = lies(tmp_path, "mask")
+    everybody = sorted(of.masked)
+    of.sites["c00"].agree(OCCASION, everybody, [])
+    aborts(lambda: of.sites["c00"].agree(OCCASION, everybody[:-1], everybody[-1:]), "not the next")
+
+
+def test_signatures_below_another_account_do_not_count(tmp_path: Path) -> None:
+    """Three of ten were told of another one; their signatures, and one by nobody, are passed on with the others."""
+    of = lies(tmp_path, "mask")
+    ids = sorted(of.sites)
+    signed = {c: of.sites[c].agree(OCCASION, ids, []) for c in ids[:6]}
+    signed |= {c: of.sites[c].agree(OCCASION, ids[1:], ids[:1]) for c in ids[6:9]} | {ids[9]: bytes(64)}
+    aborts(lambda: of.sites["c00"].unmask(OCCASION, signed), "6 of 10 sites")
+    signed[ids[9]] = of.sites[ids[9]].agree(OCCASION, ids, [])
+    assert len(of.sites["c00"].unmask(OCCASION, signed)) == 10
 
 
 def test_shares_are_given_once(tmp_path: Path) -> None:
     """Two sums of one round differ by what one client added."""
-    of = lies(tmp_path, "mask")
+    of = lies(tmp_path, "agree")
     site, everybody = of.sites["c00"], sorted(of.masked)
-    assert set(site.unmask(OCCASION, everybody, [])) == set(everybody)
-    aborts(lambda: site.unmask(OCCASION, everybody[:-1], everybody[-1:]), "not the next")
+    assert set(site.unmask(OCCASION, of.signed)) == set(everybody)
+    aborts(lambda: site.unmask(OCCASION, of.signed), "not the next")
     aborts(lambda: site.advertise(OCCASION, DIGEST), "unmasked already")
     site.advertise(replace(OCCASION, round=4), DIGEST)
 
@@ -291,34 +363,37 @@ def test_too_few_survivors_get_no_shares(tmp_path: Path, survivors: int) -> None
     of = lies(tmp_path, "mask")
     ids = sorted(of.sites)
     if survivors < 7:
-        aborts(lambda: of.sites["c00"].unmask(OCCASION, ids[:survivors], ids[survivors:]), "too few")
+        aborts(lambda: of.sites["c00"].agree(OCCASION, ids[:survivors], ids[survivors:]), "too few")
     else:
-        assert len(of.sites["c00"].unmask(OCCASION, ids[:survivors], ids[survivors:])) == 10
+        assert len(of.sites["c00"].agree(OCCASION, ids[:survivors], ids[survivors:])) == 64
 
 
 def test_an_exchange_is_made_in_its_turn_and_round(tmp_path: Path) -> None:
     of = lies(tmp_path, "share_out")
     site, other = of.sites["c00"], replace(OCCASION, round=4)
-    aborts(lambda: site.unmask(OCCASION, sorted(of.sites), []), "not the next")
+    aborts(lambda: site.agree(OCCASION, sorted(of.sites), []), "not the next")
     aborts(lambda: site.share_out(OCCASION, of.roster), "not the next")
     aborts(lambda: site.mask(other, DIGEST, of.for_site("c00"), of.numbers["c00"]), "not the next")
     site.mask(OCCASION, DIGEST, of.for_site("c00"), of.numbers["c00"])
     aborts(lambda: site.mask(OCCASION, DIGEST, of.for_site("c00"), of.numbers["c00"]), "not the next")
+    aborts(lambda: site.unmask(OCCASION, {}), "not the next")
 
 
 def test_a_site_that_is_named_twice_or_did_not_share_is_noticed(tmp_path: Path) -> None:
     of = server(tmp_path)
     of.drops = {2: {"c09"}}
     of.mask()
-    aborts(lambda: of.sites["c00"].unmask(OCCASION, sorted(of.masked), ["c09"]), "have not shared")
-    aborts(lambda: of.sites["c00"].unmask(OCCASION, [c for c in of.masked if c != "c00"], []), "have not shared")
+    ids = sorted(of.masked)
+    aborts(lambda: of.sites["c00"].agree(OCCASION, ids, ["c09"]), "other sites than those")
+    aborts(lambda: of.sites["c00"].agree(OCCASION, ids[1:], ids[:1]), "other sites than those")
+    aborts(lambda: of.sites["c00"].agree(OCCASION, ids[:-1], []), "other sites than those")
 
 
 def test_wrong_shares_of_a_key_give_no_sum(tmp_path: Path) -> None:
     of = server(tmp_path)
     of.drops = {3: {"c09"}}
-    of.mask()
-    shares = {c: of.sites[c].unmask(OCCASION, list(of.masked), of.dropped) for c in of.masked}
+    of.agree()
+    shares = {c: of.sites[c].unmask(OCCASION, of.signed) for c in of.masked}
     shares["c00"]["c09"] = masks.new_secret()
     with pytest.raises(RoundAbandoned, match="c09"):
         unmasked(
@@ -337,8 +412,9 @@ def test_secrets_lie_where_only_their_owner_reads_and_go(tmp_path: Path) -> None
     kept = of.sites["c00"].vault.read("c00", "secrets")
     assert kept is not None
     assert not {"seed", "masking", "sealing"} & kept.keys(), "its own keys are of no use after it has added"
+    signed = {client: of.sites[client].agree(OCCASION, sorted(of.masked), []) for client in of.sites}
     for client in of.sites:
-        of.sites[client].unmask(OCCASION, sorted(of.masked), [])
+        of.sites[client].unmask(OCCASION, signed)
     assert not [path for path in tmp_path.iterdir() if path.suffix == ".secrets"]
 
 

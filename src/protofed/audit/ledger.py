@@ -48,7 +48,7 @@ def account(run: SavedRun, replay: Replay) -> Account | None:
 
 def entries_of(run: SavedRun) -> Sequence[Entry]:
     """The lines of the ledger."""
-    path = run.folder.path / "privacy" / NAME
+    path = run.folder.privacy / NAME
     if not path.is_file():
         raise BadInput(f"{path} is not there: nothing says what this private run has released")
     return read(path)

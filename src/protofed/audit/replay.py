@@ -169,7 +169,7 @@ def _sent_before(run: SavedRun, federation: Federation) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory() as copy:
-        shutil.copytree(run.folder.path / "privacy", copy, dirs_exist_ok=True)
+        shutil.copytree(run.folder.privacy, copy, dirs_exist_ok=True)
         private.keep_in(Path(copy))
         yield
 

@@ -13,7 +13,7 @@ from protofed.cli.console import out, print_json, say
 from protofed.evaluation.evaluate import Scores
 from protofed.metrics.registry import METRICS
 from protofed.printable import one_line
-from protofed.privacy.ledger import FOLDER, LEDGER, most_spent, read
+from protofed.privacy.ledger import LEDGER, most_spent, read
 from protofed.privacy.settings import PrivacySettings
 from protofed.privacy.statement import facts, lines
 from protofed.reports.advice import remarks
@@ -86,7 +86,7 @@ def show_settings(folder: RunFolder) -> None:
 def privacy_in(folder: RunFolder) -> tuple[PrivacySettings, float] | None:
     """What a run promises under differential privacy, and Σ 1/m² of the client that has released most."""
     settings = filled(PrivacySettings, _section(folder, "privacy"), "privacy")
-    return (settings, most_spent(read(folder.path / FOLDER / LEDGER))) if settings.is_on else None
+    return (settings, most_spent(read(folder.privacy / LEDGER))) if settings.is_on else None
 
 
 def settings_in(folder: RunFolder) -> dict[str, Any]:

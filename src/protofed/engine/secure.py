@@ -1,6 +1,6 @@
 """The server's half of secure sums: clients of a round who give nothing but sums.
 
-A secure sum has four exchanges, each one an ordinary call of the clients. So whoever drops out, is late or sends
+A secure sum has five exchanges, each one an ordinary call of the clients. So whoever drops out, is late or sends
 nonsense in any of them is left out as usual. Who drops out before adding is not in the sum; who has added is.
 """
 
@@ -24,7 +24,17 @@ from protofed.engine.upload_validation import refuse_private
 from protofed.errors import BadInput, RoundAbandoned, RunFailed
 from protofed.methods.families import SumMethod, in_sum_form
 from protofed.privacy import exchanges, masks
-from protofed.privacy.exchanges import Add, AddMasked, Advertise, Announcement, MaskedUpload, ShareOut, Terms, Unmask
+from protofed.privacy.exchanges import (
+    Add,
+    AddMasked,
+    Advertise,
+    Agree,
+    Announcement,
+    MaskedUpload,
+    ShareOut,
+    Terms,
+    Unmask,
+)
 from protofed.privacy.fixed_point import FixedPoint, flat, totals_of
 from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, Roster, about, threshold, words
 from protofed.privacy.unmasking import unmasked
@@ -216,8 +226,12 @@ class SecureClients(RoundClients):
             torch.tensor([client in survivors for client in ids], device="cpu"),
             torch.tensor([client in dropped for client in ids], device="cpu"),
         )
+        signed = self._exchanged(Agree(terms, occasion), standing, exchanges.LIKE_AGREEMENT)
+        self._require(signed, needed, "signed who has added")
+        none = torch.zeros_like(exchanges.LIKE_AGREEMENT.signature)
+        rows = [signed[client].signature.cpu() if client in signed else none for client in ids]
         like_unmasking = exchanges.UnmaskingUpload(exchanges.rows_of(count, masks.KEY_BYTES))
-        shares = self._exchanged(Unmask(terms, occasion), standing, like_unmasking)
+        shares = self._exchanged(Unmask(terms, occasion), exchanges.Agreed(torch.stack(rows)), like_unmasking)
         self._require(shares, needed, "helped to take the masks away")
         given = {c: dict(zip(ids, map(exchanges.text_of, u.shares), strict=True)) for c, u in shares.items()}
         total = unmasked(

@@ -14,7 +14,7 @@ from protofed.api.method import Step
 from protofed.api.roles import Count, roles
 from protofed.api.sums import Summand, Summands
 from protofed.api.task import ClientId
-from protofed.privacy.fixed_point import FixedPoint, by_name, flat, weight_places
+from protofed.privacy.fixed_point import FixedPoint, TooLarge, by_name, flat, weight_places
 from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES, framed
 from protofed.privacy.shares import Clipping, NoiseShare
 from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, Roster, Site, words
@@ -70,10 +70,22 @@ class MaskedUpload:
 
 @record
 class Standing:
-    """To every site that has added, last: who has added and who dropped out between."""
+    """To every site that has added, fourth: who has added and who dropped out between."""
 
     survived: Tensor  # (n,)
     dropped: Tensor  # (n,)
+
+
+@record
+class AgreementUpload:
+    signature: Tensor  # (64,)
+
+
+@record
+class Agreed:
+    """To every site that has signed who has added, last: what all have signed."""
+
+    signature: Tensor  # (n, 64), zeros for those that have not
 
 
 @record
@@ -192,7 +204,18 @@ class Add:
             values = ~weight_places(summands)
             numbers = numbers if self.unchanged is None else numbers - self.reference(upload, message)
             numbers[values] = self.share.added(numbers[values], client.step_seed)  # guard: sums-with-noise
-        return self.point.encoded(numbers), reply.memory
+        return self._encoded(numbers), reply.memory
+
+    def _encoded(self, numbers: Tensor) -> Tensor:
+        try:
+            return self.point.encoded(numbers)
+        except TooLarge:
+            if self.share is None:  # guard: no-size-of-noised-numbers
+                raise
+            # Its size would be one more release, under one share of the noise alone.
+            raise Aborted(
+                "what the client adds is too large for the whole numbers of a sum: clip at a smaller length"
+            ) from None
 
     async def _stepped(self, client: ClientContext, message: Tree, memory: Tree) -> Reply[Any, Tree]:
         """The step. Where it has to be private, the text of an error, which may hold values, stays here."""
@@ -240,23 +263,35 @@ class AddMasked:
 
 
 @dataclass(frozen=True)
-class Unmask:
+class Agree:
     terms: Terms
     occasion: Occasion
 
-    async def __call__(self, client: ClientContext, message: Standing, memory: Tree) -> Reply[UnmaskingUpload, Tree]:
+    async def __call__(self, client: ClientContext, message: Standing, memory: Tree) -> Reply[AgreementUpload, Tree]:
         site = self.terms.site(client.id)
         ids = site.roster_ids(self.occasion)
         survivors, dropped = (
             [other for other, mark in zip(ids, marks.tolist(), strict=True) if mark]
             for marks in (message.survived, message.dropped)
         )
-        shares = site.unmask(self.occasion, survivors, dropped)
+        return Reply(AgreementUpload(octets(site.agree(self.occasion, survivors, dropped))), memory)
+
+
+@dataclass(frozen=True)
+class Unmask:
+    terms: Terms
+    occasion: Occasion
+
+    async def __call__(self, client: ClientContext, message: Agreed, memory: Tree) -> Reply[UnmaskingUpload, Tree]:
+        site = self.terms.site(client.id)
+        ids = site.roster_ids(self.occasion)
+        shares = site.unmask(self.occasion, dict(zip(ids, map(text_of, message.signature), strict=True)))
         rows = [octets(shares.get(other, bytes(KEY_BYTES))) for other in ids]
         return Reply(UnmaskingUpload(torch.stack(rows)), memory)
 
 
 LIKE_ADVERT = AdvertUpload(*(torch.zeros(size, dtype=torch.uint8) for size in (KEY_BYTES, KEY_BYTES, SIGNATURE_BYTES)))
+LIKE_AGREEMENT = AgreementUpload(torch.zeros(SIGNATURE_BYTES, dtype=torch.uint8))
 
 
 def rows_of(count: int, size: int) -> Tensor:

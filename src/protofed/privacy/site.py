@@ -1,11 +1,14 @@
-"""The client's half of a secure sum (Bonawitz et al. 2017): four exchanges, and what a site refuses in each.
+"""The client's half of a secure sum (Bonawitz et al. 2017): five exchanges, and what a site refuses in each.
 
 1. `advertise`: two fresh public keys, signed by the site together with the run, the round and the message.
 2. `share`: shares of both secrets, sealed for each of the others, once all signatures are right.
 3. `mask`: what the site adds, under a mask of its own and one with each of the others.
-4. `unmask`: of each site one share: of its own mask if it has added, of its key if it has dropped out. Never both.
+4. `agree`: the site signs who has added and who has dropped out, as it was told.
+5. `unmask`: of each site one share: of its own mask if it has added, of its key if it has dropped out. Never both, and
+   only if enough sites have signed the same.
 
-The server is not trusted: it passes everything on, and may ask for anything.
+The server is not trusted: it passes everything on, and may ask for anything. Without the fourth exchange it could name
+others as dropped out to each site. Then it gets the keys of more sites than may drop out, and the sum of few others.
 """
 
 import hashlib
@@ -27,8 +30,8 @@ SEALED_BYTES = masks.NONCE_BYTES + 2 * KEY_BYTES + masks.TAG_BYTES
 
 
 def threshold(count: int, share: float) -> int:
-    """How many of so many sites must stay to the end. With more than two thirds, a server cannot get both shares of a
-    site by telling some that it has added and others that it has dropped out."""
+    """How many of so many sites must stay to the end. With more than two thirds, as many sites cannot have signed two
+    different accounts of who has added, even if just under a third of them sign everything."""
     return max(2 * count // 3 + 1, ceil(share * count - 1e-9))
 
 
@@ -91,6 +94,12 @@ def self_mask(seed: bytes, about: bytes, client: ClientId, count: int) -> Words:
 def about(occasion: Occasion, digest: bytes, roster: Roster) -> bytes:
     """What all keys of a round depend on: sites that were told different things have nothing in common."""
     return framed(occasion.text, digest, roster.digest)
+
+
+def agreement_text(binding: bytes, survivors: Sequence[ClientId], dropped: Sequence[ClientId]) -> bytes:
+    """What a site signs before it gives shares: who has added, and who has dropped out."""
+    lists = (framed(*(client.encode() for client in sorted(ids))) for ids in (survivors, dropped))
+    return framed(b"protofed agreement", binding, *lists)
 
 
 @dataclass(frozen=True)
@@ -178,28 +187,51 @@ class Site:
             )
             masked = masked + mask if self.client < client else masked - mask  # guard: sums-masks-cancel
         # From here on the site's own keys are of no use to it: what is left to do takes shares alone.
-        own = {"adverts": kept["adverts"], "shares": {**shares, self.client: kept["own"]}}
+        own = {"adverts": kept["adverts"], "digest": kept["digest"], "shares": {**shares, self.client: kept["own"]}}
         self._keep("masked", occasion, own)
         return masked
 
-    def unmask(
-        self, occasion: Occasion, survivors: Sequence[ClientId], dropped: Sequence[ClientId]
-    ) -> dict[ClientId, bytes]:
-        """The last exchange: of each survivor a share of its own mask, of each that dropped out one of its key."""
+    def agree(self, occasion: Occasion, survivors: Sequence[ClientId], dropped: Sequence[ClientId]) -> bytes:
+        """The fourth exchange: the site's signature below who has added and who has dropped out. It gives one."""
         kept = self._kept("masked", occasion)
         if set(survivors) & set(dropped):  # guard: sums-never-both-shares
             raise Aborted("the server asks for both shares of one site, which would show what it added")
-        if not {*survivors, *dropped} <= set(kept["shares"]) or self.client not in survivors:
-            raise Aborted("the server names sites that have not shared their secrets")
+        if {*survivors, *dropped} != set(kept["shares"]) or self.client not in survivors:  # guard: sums-of-all-shared
+            raise Aborted("the server names other sites than those that have shared their secrets")
         if len(survivors) < self.needed(len(kept["adverts"])):  # guard: sums-threshold-at-the-end
             raise Aborted(
                 f"{len(survivors)} of {len(kept['adverts'])} sites are too few to hide what one of them added"
             )
+        self._keep("agreed", occasion, {**kept, "survivors": sorted(survivors), "dropped": sorted(dropped)})
+        identity = bytes.fromhex((self.vault.read(self.client, "identity") or {})["private"])
+        return masks.signed(identity, self._agreement(occasion, kept, survivors, dropped))
+
+    def unmask(self, occasion: Occasion, signatures: Mapping[ClientId, bytes]) -> dict[ClientId, bytes]:
+        """The last exchange: of each survivor a share of its own mask, of each that dropped out one of its key. The
+        signatures are those of the survivors."""
+        kept = self._kept("agreed", occasion)
+        survivors, dropped = kept["survivors"], kept["dropped"]
+        text = self._agreement(occasion, kept, survivors, dropped)
+        agreed = [c for c in survivors if c in signatures and self._has_signed(c, signatures[c], text)]
+        if len(agreed) < self.needed(len(kept["adverts"])):  # guard: sums-agreed
+            raise Aborted(f"{len(agreed)} of {len(survivors)} sites were told that the same ones have added: too few")
         done = self.vault.read(self.client, "unmasked") or {"occasions": []}
         self.vault.keep(self.client, "unmasked", {"occasions": [*done["occasions"], occasion.text.hex()]})
         self.vault.forget(self.client, "secrets")  # guard: sums-secrets-forgotten
         chosen = {**dict.fromkeys(survivors, 0), **dict.fromkeys(dropped, 1)}
         return {client: bytes.fromhex(kept["shares"][client][which]) for client, which in chosen.items()}
+
+    def _agreement(
+        self, occasion: Occasion, kept: Mapping[str, Any], survivors: Sequence[ClientId], dropped: Sequence[ClientId]
+    ) -> bytes:
+        return agreement_text(about(occasion, bytes.fromhex(kept["digest"]), _roster(kept)), survivors, dropped)
+
+    def _has_signed(self, client: ClientId, signature: bytes, text: bytes) -> bool:
+        try:
+            masks.check_signature(self.identities[client], signature, text)
+        except Forged:
+            return False
+        return True
 
     def roster_ids(self, occasion: Occasion) -> list[ClientId]:
         """Who takes part, as the site was told."""

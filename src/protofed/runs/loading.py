@@ -13,7 +13,6 @@ from protofed.errors import BadInput
 from protofed.methods import METHODS
 from protofed.models.loading import LoadedModel, is_model, load_model
 from protofed.models.outline import task_without_data
-from protofed.privacy.ledger import FOLDER
 from protofed.runs.config.config import NO_IMPORTS, Config, parse
 from protofed.runs.config.recording import named_table, task_table
 from protofed.runs.config.renames import refuse_run_of_old_version
@@ -75,7 +74,7 @@ class SavedRun:
         saved = checkpoint.load_round(self.folder.checkpoints, number, federation, identity)
         rounds = tuple(r for r in self.rounds if r.round <= number)
         if federation.private is not None:
-            federation.private.show(self.folder.path / FOLDER)
+            federation.private.show(self.folder.privacy)
         return Result(federation, saved.state, rounds, self.config, self.folder.path)
 
 

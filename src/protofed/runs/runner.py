@@ -118,7 +118,7 @@ class _Run:
         if folder is not None and is_here:
             self.federation.runtime.store = saved_store(folder.checkpoints, self.federation)
         if folder is not None and self.federation.private is not None:
-            self.federation.private.keep_in(folder.path / FOLDER)
+            self.federation.private.keep_in(folder.privacy)
         self.observer = observer
         self.rounds: list[Round] = []
         self.lines: list[str] = []
@@ -151,6 +151,7 @@ class _Run:
     def _first_state(self, resume: bool) -> State:
         saved = self._saved(resume)
         if saved is not None and self.folder:
+            self._refuse_without_ledger(saved.state)
             where = f"{self.folder.checkpoints / f'{saved.state.round:06d}' / 'rounds.jsonl'}"
             self.rounds, self.lines = parsed(saved.rounds, where), [f"{line}\n" for line in split_lines(saved.rounds)]
             self.folder.warn_of_other_versions()
@@ -170,6 +171,15 @@ class _Run:
                 self._add(Round.of(state, len(self.federation.ids)))
         self._save(state)
         return state
+
+    def _refuse_without_ledger(self, state: State) -> None:
+        private = self.federation.private
+        if private is not None and state.round and not private.ledger.entries:  # guard: ledger-there-on-resume
+            where = self.folder.path / FOLDER if self.folder else ""
+            raise RunFailed(
+                f"{where}: the ledger is gone, or empty: what was released in {state.round} rounds is not known any "
+                "more; put it back from a copy, or start the run afresh in another folder"
+            )
 
     def _taken_over(self, start: Result) -> State:
         """The state of another run, whose clients' states are kept here from now on."""

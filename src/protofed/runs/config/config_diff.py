@@ -21,6 +21,7 @@ def refuse_changes(then: str, now: str, allowed: Collection[str], where: str) ->
     """Whether two configurations (TOML) differ in what matters. Raises BadInput if a difference is not allowed."""
     before, after = dict(flat(tomllib.loads(then))), dict(flat(tomllib.loads(now)))
     changed = [k for k in {**before, **after} if before.get(k) != after.get(k) and k not in HARMLESS]
+    _refuse_other_privacy(before, after, changed, where)
     refused = [key for key in changed if not _is_allowed(key, allowed)]
     if refused:  # guard: other-settings
         lines = [f"  {key}: {before.get(key)!r} then, {after.get(key)!r} now" for key in refused]
@@ -30,6 +31,18 @@ def refuse_changes(then: str, now: str, allowed: Collection[str], where: str) ->
             + f"\nChoose another folder, or continue with the new configuration: {options}"
         )
     return bool(changed)
+
+
+def _refuse_other_privacy(
+    before: Mapping[str, Any], after: Mapping[str, Any], changed: Collection[str], where: str
+) -> None:
+    """What was sent so far was sent with the level and the noise of then: no later round makes up for that."""
+    for key in ("privacy.level", "privacy.noise"):
+        if key in changed and after.get("privacy.level", "none") != "none":  # guard: privacy-of-the-whole-run
+            raise BadInput(
+                f"{where} holds a run with {key} = {before.get(key)!r}, and this would be {after.get(key)!r}: what was "
+                "sent already would not be what the run promises then. Choose another folder and start afresh"
+            )
 
 
 def refuse_other_runtime(then: Mapping[str, Any], now: Mapping[str, Any], allowed: Collection[str], where: str) -> bool:

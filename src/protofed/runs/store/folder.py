@@ -34,6 +34,7 @@ from protofed.errors import BadInput, RunFailed
 from protofed.models import formats
 from protofed.models.formats import Outline
 from protofed.runs.config import toml
+from protofed.privacy.ledger import FOLDER
 from protofed.runs.store import disk, opening
 from protofed.runs.store.checkpoint import rounds_digests, rounds_saved, write_atomically
 from protofed.runs.store.lock import Lock, locked
@@ -54,6 +55,17 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoint"
+
+    @property
+    def privacy(self) -> Path:
+        """Where a private run has its ledger and its outbox. No link in it is followed, as nowhere in the folder."""
+        try:
+            opening.refuse_strange(self.path, FOLDER)
+        except FileNotFoundError:
+            pass  # the folder itself is not there yet
+        except OSError as error:
+            raise BadInput(f"{self.path / FOLDER}: {opening.reason(error)}; {COPY}") from error
+        return self.path / FOLDER
 
     @property
     def is_done(self) -> bool:

@@ -82,6 +82,23 @@ def names_in(path: Path, *names: str) -> list[str]:
         return []
 
 
+def refuse_strange(path: Path, name: str) -> None:
+    """An error unless a name in a folder, and all below it, are ordinary files and folders, or it is not there. For
+    what is then opened by its path."""
+    with folder(path) as own:
+        _refuse_strange_in(own, name)
+
+
+def _refuse_strange_in(handle: int, name: str) -> None:
+    what = kind(handle, name)
+    if what in ("link", "other"):  # guard: privacy-folder-without-links
+        raise OSError(errno.EINVAL, A_LINK if what == "link" else "it is not a file", name)
+    if what == "folder":
+        with folder_in(handle, name) as inner:
+            for one in os.listdir(inner):
+                _refuse_strange_in(inner, one)
+
+
 def kind(handle: int, name: str) -> Kind | None:
     """What a name in an open folder is; None if it is not there."""
     facts = facts_of(handle, name)
