@@ -2319,6 +2319,18 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="federation-requests-have-the-size-they-say",
+        what="a request whose body may be longer than it says is not read",
+        tests="tests/federation/test_gate.py -k two_sizes",
+        new="if False:",
+    ),
+    Guard(
+        id="no-site-waits-for-another-s-answer",
+        what="an answer that its site is still sending is taken further the next time, after those of others",
+        tests="tests/federation/test_records.py -k still_sending",
+        new="if False:",
+    ),
+    Guard(
         id="site-file-strict",
         what="a site's file with a mistake is refused",
         tests="tests/federation/test_policy.py -k what_is_wrong",

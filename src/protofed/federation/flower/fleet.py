@@ -1,7 +1,7 @@
 """A site's end: one connection that goes out to the SuperLink's Fleet API, with the site's key. Nothing listens."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +20,14 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from protofed.federation.flower.outcomes import Delivery, RunOver, Turned, Unreachable
-from protofed.federation.flower.records import SERVER_NODE, Outgoing, fetched, opened
+from protofed.federation.flower.records import SERVER_NODE, Incoming, Outgoing, opened
 from protofed.federation.keys import PrivateKey, public_text
 from protofed.federation.signing import Signed
 
 HEARTBEAT = 10.0
 """Seconds. The SuperLink counts a site as gone after two that it misses."""
+WAITS = 0.05
+"""Seconds until a part of an order is asked for again that the server is still sending."""
 
 
 class Fleet:
@@ -79,10 +81,12 @@ class Fleet:
             self.beat()
             return self._call(self._client.PullObject, PullObjectRequest(node=self._node, run_id=run, object_id=one))
 
-        contents: Mapping[str, bytes] = fetched(tree, pull, most_bytes)
+        incoming = Incoming(tree, most_bytes)
+        while not incoming.is_whole(pull):
+            time.sleep(WAITS)
         received = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
         self._call(self._client.ConfirmMessageReceived, received)
-        return Delivery(run, name, opened(name, contents), metadata.created_at + metadata.ttl)
+        return Delivery(run, name, opened(name, incoming.contents), metadata.created_at + metadata.ttl)
 
     def answer(self, delivery: Delivery, message: Signed) -> None:
         outgoing = self._outgoing(delivery, message)
