@@ -355,6 +355,12 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="message-texts-are-whole",
+        what="a text of a message can be written as UTF-8",
+        tests="tests/federation/test_codec.py -k 'half and character'",
+        new="if False:",
+    ),
+    Guard(
         id="message-values-have-their-types",
         what="the values of a message have their types",
         tests="tests/federation/test_codec.py -k 'no_message or another_type'",
@@ -2281,6 +2287,30 @@ GUARDS = (
         what="an order that is too old to be remembered is refused",
         tests="tests/federation/test_signing.py -k before_they_are_forgotten",
         new="pass",
+    ),
+    Guard(
+        id="issued-at-a-time",
+        what="an order is issued at a time, not at one that compares with none",
+        tests="tests/federation/test_signing.py -k another_form",
+        new="if False:",
+    ),
+    Guard(
+        id="hours-of-orders-that-were-ended",
+        what="the hours that a site works for a run include orders that were ended",
+        tests="tests/federation/test_site_process.py -k time_at_an_order",
+        new="pass",
+    ),
+    Guard(
+        id="server-that-starts-is-given-time",
+        what="a site that is not let in by a server that is starting does not say that its key may be unknown",
+        tests="tests/federation/test_site_process.py -k just_started",
+        new="if True:",
+    ),
+    Guard(
+        id="worker-that-takes-nothing-ended",
+        what="a process that does not even take an order is ended after the time that the policy gives",
+        tests="tests/federation/test_processes.py -k takes_no_message",
+        new="raise",
     ),
     Guard(
         id="federation-no-order-twice",

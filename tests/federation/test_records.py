@@ -36,18 +36,18 @@ class SuperLink:
         self.delivered = set[str]()
         self.pulled = list[str]()
 
-    def PullMessages(self, request: Any) -> Any:
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802, Flower calls it so
         names = [name for name in request.message_ids if name in self.answers and name not in self.delivered]
         self.delivered.update(request.message_ids)
         found = [Message(metadata=Metadata(message_id=self.answers[n].id, reply_to_message_id=n)) for n in names]
         return SimpleNamespace(messages_list=found, message_object_trees=[self.answers[n].tree for n in names])
 
-    def PullObject(self, request: Any) -> PullObjectResponse:
+    def PullObject(self, request: Any) -> PullObjectResponse:  # noqa: N802, Flower calls it so
         self.pulled.append(request.object_id)
         content = self.there.get(request.object_id, b"")
         return PullObjectResponse(object_found=True, object_available=bool(content), object_content=content)
 
-    def ConfirmMessageReceived(self, request: Any) -> None:
+    def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802, Flower calls it so
         assert request.message_object_id in {one.id for one in self.answers.values()}
 
 
