@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.federation import keys, kits, policy, site_process
 from protofed.federation.codec import decoded, encoded
-from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
+from protofed.federation.flower.outcomes import BadParcel, Delivery, OtherServer, RunOver, Turned, Unreachable
 from protofed.federation.messages import Answer, Description, Order, Proposal, Versions, Work
 from protofed.federation.policy import SiteSettings
 from protofed.federation.signing import Signed, new_nonce, signed, verified
@@ -256,6 +256,16 @@ def test_time_at_an_order_that_was_ended_counts_for_its_run(
     ran(limited, played, Hanging())
     assert (files.seconds("agreed") >= 0.3) == (run == "agreed")
     assert [path.name for path in (settings.state / "runs").iterdir()] == ["agreed"]
+
+
+def test_what_is_not_the_server_is_called_so(settings: SiteSettings) -> None:
+    played, told = Played(), list[str]()
+    played.refusals.extend([OtherServer("its certificate is not good: unable to get local issuer certificate")] * 4)
+    played.queue.append(None)
+    ran(settings, played, told=told)
+    (text,) = (text for text in told if "does not let this site in" in text)
+    assert "it is not the server of this kit" in text
+    assert "enrolled" not in text
 
 
 @pytest.mark.parametrize("times", [3, 4])

@@ -12,7 +12,7 @@ from typing import Protocol
 from protofed.errors import BadInput
 from protofed.federation import keys
 from protofed.federation.codec import Undecodable, decoded, encoded
-from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
+from protofed.federation.flower.outcomes import BadParcel, Delivery, OtherServer, RunOver, Turned, Unreachable
 from protofed.federation.interface import Handler
 from protofed.federation.messages import Answer, Failed, Notice, Order, Verdict
 from protofed.federation.policy import SiteSettings
@@ -294,6 +294,8 @@ class SiteProcess:
         if isinstance(error, Unreachable):
             return f"{address} is out of reach: {one_line(str(error))}; trying again"
         hint = "the server may not have enrolled this key yet, or this machine's clock may be wrong"
+        if isinstance(error, OtherServer):
+            hint = "it is not the server of this kit, or this machine's clock is wrong, or the certificate has ended"
         return f"{address} does not let this site in: {one_line(str(error))}; {hint}; trying again"
 
     def _say(self, text: str) -> None:

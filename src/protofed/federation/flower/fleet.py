@@ -19,7 +19,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from protofed.federation.flower.outcomes import Delivery, RunOver, Turned, Unreachable
+from protofed.federation.flower.outcomes import Delivery, OtherServer, RunOver, Turned, Unreachable
 from protofed.federation.flower.records import SERVER_NODE, Incoming, Outgoing, opened
 from protofed.federation.keys import PrivateKey, public_text
 from protofed.federation.signing import Signed
@@ -147,7 +147,9 @@ def called(function: Callable[[Any], Any], request: Any) -> Any:
     except httpx.TransportError as error:
         reason = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in reason:
-            raise Turned(f"its certificate is not good: {reason}") from error
+            raise OtherServer(f"its certificate is not good: {reason}") from error
+        if "WRONG_VERSION_NUMBER" in reason:
+            raise OtherServer("it does not speak TLS") from error
         raise Unreachable(reason) from error
     except httpx.HTTPError as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
