@@ -2349,6 +2349,18 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="federation-responses-bounded",
+        what="what a SuperLink answers is bounded before it is read",
+        tests="tests/federation/test_responses.py -k too_large",
+        new="if False:",
+    ),
+    Guard(
+        id="federation-unreadable-responses-end-nothing",
+        what="an answer of a SuperLink that cannot be read ends neither a site nor a server",
+        tests="tests/federation/test_responses.py -k ends_nothing",
+        swap=("ValueError", "ZeroDivisionError"),
+    ),
+    Guard(
         id="federation-requests-bounded",
         what="requests of sites are bounded before they are read",
         tests="tests/federation/test_gate.py -k before_they_are_read",

@@ -30,7 +30,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from protofed.federation.flower.fleet import called
+from protofed.federation.flower.fleet import bounded, called
 from protofed.federation.flower.outcomes import BadParcel, RunOver, SiteNode, Turned, Unreachable
 from protofed.federation.flower.records import SERVER_NODE, Incoming, Outgoing, opened
 from protofed.federation.keys import PublicKey, public_text
@@ -68,7 +68,7 @@ class Access(NamedTuple):
 
     def client(self, kind: type[Client], component: str, *more: Any) -> Client:
         interceptors = [_Token(self.token), RuntimeVersionHttpInterceptor(component_name=component), *more]
-        return kind.from_server_address(self.address, False, self.authority, interceptors)
+        return bounded(kind.from_server_address(self.address, False, self.authority, interceptors))
 
 
 class _Token:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.proto.fleet_pb2 import (
@@ -16,6 +16,7 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
@@ -26,8 +27,13 @@ from protofed.federation.signing import Signed
 
 HEARTBEAT = 10.0
 """Seconds. The SuperLink counts a site as gone after two that it misses."""
+MAX_RESPONSE = 64 * 2**20
+"""Bytes of what a SuperLink answers to one request. A part of a message is far smaller, and lists of parts are."""
 WAITS = 0.05
 """Seconds until a part of an order is asked for again that the server is still sending."""
+
+
+Client = TypeVar("Client", bound=ProtobufClient)
 
 
 class Fleet:
@@ -38,7 +44,7 @@ class Fleet:
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(key, key.public_key()),
         ]
-        self._client = FleetHttpClient.from_server_address(address, False, authority, interceptors)
+        self._client = bounded(FleetHttpClient.from_server_address(address, False, authority, interceptors))
         self._public = public_text(key.public_key()).encode()
         self._clock = clock
         self._beaten = 0.0
@@ -133,6 +139,20 @@ class Fleet:
         return called(function, request)
 
 
+def bounded(client: Client) -> Client:
+    """The client; it reads no answer that is too large, or that does not say how large it is."""
+    client._client.event_hooks["response"].append(_refuse_large)  # it is called before anything of the body is read
+    return client
+
+
+def _refuse_large(response: httpx.Response) -> None:
+    size = response.headers.get("content-length", "")
+    is_plain = response.headers.keys().isdisjoint(("content-encoding", "transfer-encoding"))
+    # guard: federation-responses-bounded
+    if not is_plain or not size.isdigit() or len(size) > 12 or int(size) > MAX_RESPONSE:
+        raise Unreachable("its answer is too large, or does not say how large it is")
+
+
 def called(function: Callable[[Any], Any], request: Any) -> Any:
     """What a call of the SuperLink gives. Its many errors become three."""
     try:
@@ -153,6 +173,8 @@ def called(function: Callable[[Any], Any], request: Any) -> Any:
         raise Unreachable(reason) from error
     except httpx.HTTPError as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
+    except ValueError as error:  # guard: federation-unreadable-responses-end-nothing
+        raise Unreachable(f"its answer cannot be read: {error}") from error
 
 
 def _said(response: httpx.Response) -> str:
