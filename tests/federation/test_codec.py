@@ -114,6 +114,10 @@ def bad() -> Iterator[Any]:
     yield pytest.param(
         framed({"kind": "Question", "values": {"nonce": "../../etc"}, "blobs": []}), id="a path as nonce"
     )
+    halves = {"nonce": NONCE, "shares": "\ud800", "refusals": []}
+    yield pytest.param(framed({"kind": "Shared", "values": halves, "blobs": []}), id="half a character")
+    named, _ = header_of(encoded(Enrolment(NONCE, VERSIONS, "", (), (), {"\udfff": ""}, Limits())))
+    yield pytest.param(framed(named), id="half a character in a name")
     yield pytest.param(framed(header | {"blobs": [-1, 8]}, rest), id="a negative size")
     yield pytest.param(framed(header | {"blobs": []}, rest), id="bytes that nothing names")
     yield pytest.param(framed(header | {"blobs": [7, 0]}, rest), id="a blob that nothing names")

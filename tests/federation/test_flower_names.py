@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'protofed[flower]'")
 
+import httpx
+
 from federation.test_imports_of_flower import names_used
 from protofed.federation.site_check import FLOWER
 
@@ -98,6 +100,7 @@ OTHERS = {
     "flwr.common.constant.SubStatus",
     "flwr.supercore.constant.NOOP_FEDERATION_ID",
     "flwr.supercore.constant.TaskType",
+    "flwr.supercore.protobuf.client.ProtobufClient",
 }
 ANSWERS = {
     name for name in FIELDS if name.endswith("Response") or name.split(".")[-1] in ("Message", "Metadata", "NodeInfo")
@@ -130,6 +133,7 @@ def test_a_client_has_its_calls(name: str) -> None:
     client = found(name)
     for call in CLIENTS[name].split():
         assert list(inspect.signature(getattr(client, call)).parameters) == ["self", "request"]
+    assert isinstance(client("https://localhost:8000")._client, httpx.Client)  # its answers are bounded
     arguments = list(inspect.signature(client.from_server_address).parameters)
     assert arguments == ["server_address", "insecure", "root_certificates", "interceptors", "retry_invoker"]
 

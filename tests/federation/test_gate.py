@@ -62,6 +62,11 @@ def test_a_request_that_does_not_say_its_size_is_refused() -> None:
     assert asked("/v1/fleet/push-object", {}) == 413
 
 
+def test_a_request_that_says_two_sizes_is_refused() -> None:
+    """h11 reads such a body to the end of its last piece, whatever size was said."""
+    assert asked("/v1/fleet/push-object", {"content-length": "10", "transfer-encoding": "chunked"}) == 413
+
+
 def test_who_is_refused_is_written_down_at_the_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert asked("/v1/control/start\n-run", {"content-length": "10"}) == 404
     text = capsys.readouterr().err

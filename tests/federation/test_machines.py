@@ -107,10 +107,11 @@ def begun(machines: Machines) -> Path:
 
 def wait_for_answer(machines: Machines, site: str) -> None:
     """Until the site has written the answer of round 2, while its process stands still and cannot send it."""
-    folder = machines.kit(site) / "state" / "runs"
-    known = {*folder.glob("*/answers/0*")}
+    state = machines.kit(site) / "state"
+    # a site says that an order came before the process that works has it: stopped in between, it would never answer
+    machines.wait_until(lambda: '"round": 1, ' in (state / "log.jsonl").read_text(), f"{site} was not asked")
     os.kill(machines.running[site].pid, signal.SIGSTOP)
-    machines.wait_until(lambda: {*folder.glob("*/answers/0*")} - known, f"{site} has written no answer")
+    machines.wait_until(lambda: [*state.glob("runs/*/answers/00000002-*")], f"{site} has written no answer")
 
 
 def wait_for_all_answers(machines: Machines) -> None:

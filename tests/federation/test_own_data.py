@@ -30,7 +30,7 @@ from protofed.errors import BadInput, RunFailed
 from protofed.evaluation.evaluate import evaluate
 from protofed.federation.codec import decoded, encoded
 from protofed.federation.in_process import InProcess
-from protofed.federation.messages import Enrolment, Question, Refusal, Shared, Survey
+from protofed.federation.messages import Enrolment, Limits, Question, Refusal, Shared, Survey
 from protofed.federation.own_data import OwnData, Telling
 from protofed.federation.own_formats import read_shares, shares_text
 from protofed.federation.policy import Identity, Policy, SiteSettings
@@ -303,6 +303,23 @@ def test_a_class_that_is_not_told_counts_if_another_site_tells_it(
     assert task.class_names == ("benign", "malignant", "unclear")
     shares = [json.loads(m.shares) for m in (decoded(d, MOST) for d in link.passed) if isinstance(m, Shared)]
     assert shares[1]["east"]["classes"] == (["unclear"] if telling.classes else [])
+
+
+def test_of_rare_classes_no_test_example_is_told(images: Custom, tmp_path: Path) -> None:
+    """Each client has 4 training examples that are benign, and 6 that are malignant; 2 of each are for testing."""
+    found = {}
+    for least in (1, 5):
+        sites = sites_with(tmp_path / str(least), images)
+        for site in sites.values():
+            site.limits = Limits(class_count=least)
+        of = prepared(InProcess(sites), config_of(images, "fedbn"), "r1").federation
+        found[least] = evaluate(of, of.finish(after(3, of))).confusion
+    everything, told = ({client: torch.tensor(m) for client, m in found[least].items()} for least in (1, 5))
+    assert everything.keys() == told.keys()
+    for client, counts in everything.items():
+        assert counts.sum(1).tolist() == ([2, 2, 2] if client != "west" else [2, 2, 0])
+        assert told[client][0].tolist() == [0, 0, 0]
+        assert told[client][1:].equal(counts[1:])
 
 
 def test_a_class_that_nobody_tells_is_refused_without_its_name(images: Custom, tmp_path: Path) -> None:

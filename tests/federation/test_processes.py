@@ -89,6 +89,18 @@ def test_a_worker_that_hangs_is_ended_and_another_takes_its_place(worker: Worker
     assert worker.answer(b"abc", 10) == b"cba"
 
 
+def test_a_worker_that_takes_no_message_is_ended_too(worker: Worker, beats: Beats) -> None:
+    answer = worker.answer(b"who", 10)
+    assert answer is not None
+    os.kill(pid := int(answer.split()[0]), signal.SIGSTOP)
+    before = beats.count
+    with pytest.raises(OutOfTime):
+        worker.answer(bytes(20 * 2**20), 0.3)
+    assert beats.count >= before + 3
+    assert not is_there(pid)
+    assert worker.answer(b"abc", 10) == b"cba"
+
+
 @pytest.mark.parametrize("how", [b"die", b"raise"])
 def test_a_worker_that_dies_is_noticed_at_once(worker: Worker, how: bytes) -> None:
     begin = time.monotonic()

@@ -15,6 +15,7 @@ pytest.importorskip("cryptography", reason="signatures need cryptography, which 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from protofed.federation import signing
 from protofed.federation.signing import VALID_FOR, BadSignature, Header, Seen, Signed, new_nonce, signed, verified
 
 FEDERATION = "0" * 32
@@ -93,6 +94,8 @@ def with_header(change: Callable[[dict[str, object]], object]) -> Signed:
         lambda t: {**t, "run": True},
         lambda t: {**t, "run": "7"},
         lambda t: {**t, "issued": None},
+        lambda t: {**t, "issued": float("nan")},
+        lambda t: {**t, "issued": 10**400},
         lambda t: {**t, "nonce": "short"},
         lambda t: {**t, "nonce": "0123456789abcdef0123456789abcde\n"},
         lambda t: {**t, "site": ["A"]},
@@ -135,6 +138,25 @@ def test_orders_are_void_before_they_are_forgotten(tmp_path: Path) -> None:
         with pytest.raises(BadSignature):
             Seen(tmp_path / "seen", lambda: now[0]).take_up(one)
     assert (tmp_path / "seen").read_text() == ""
+
+
+def test_orders_that_are_void_are_forgotten_while_the_site_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site that works for months keeps those of a day."""
+    monkeypatch.setattr(signing, "MOST_BETWEEN", 10)
+    now = [1000.0]
+    seen = Seen(tmp_path / "seen", lambda: now[0])
+    taken = []
+    for _ in range(100):
+        now[0] += VALID_FOR / 5
+        taken.append(header(new_nonce(), now[0]))
+        seen.take_up(taken[-1])
+        assert len((tmp_path / "seen").read_text().splitlines()) <= 20
+    for again in (seen, Seen(tmp_path / "seen", lambda: now[0])):
+        for one in taken:
+            with pytest.raises(BadSignature):
+                again.take_up(one)
 
 
 def test_an_order_from_the_future_is_refused(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.federation import keys, kits, policy, site_process
 from protofed.federation.codec import decoded, encoded
-from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
-from protofed.federation.messages import Answer, Order, Work
+from protofed.federation.flower.outcomes import BadParcel, Delivery, OtherServer, RunOver, Turned, Unreachable
+from protofed.federation.messages import Answer, Description, Order, Proposal, Versions, Work
 from protofed.federation.policy import SiteSettings
 from protofed.federation.signing import Signed, new_nonce, signed, verified
 from protofed.federation.site_process import SiteProcess, only_process
+from protofed.federation.site_store import SiteFolder
 from protofed.runtimes.jobs import Ticket
 
 
@@ -238,6 +240,43 @@ def test_a_worker_that_dies_or_hangs_costs_its_clients_and_nobody_else(
     assert isinstance(answer, Answer)
     assert [(one.client, one.reason) for one in answer.failed] == [("ann", "CLIENT_ERROR"), ("bob", "CLIENT_ERROR")]
     assert answer.done == ()
+
+
+@pytest.mark.parametrize("run", ["agreed", "unknown", "../other"])
+def test_time_at_an_order_that_was_ended_counts_for_its_run(
+    run: str, settings: SiteSettings, server: keys.PrivateKey
+) -> None:
+    """Else orders that hang, one after another, would go on for longer than the policy's `most_hours`."""
+    files = SiteFolder(settings.state)
+    files.agree(Proposal("0" * 32, Description("agreed", "", Versions(1, "", ""), "", ())), "")
+    limited = replace(settings, policy=policy.Policy(order_minutes=0.005))
+    asked = Order("0" * 32, "", Ticket(run, 0, "round", 0, "m"), "train", "none", False, 60.0, (), b"")
+    played = Played()
+    played.queue.extend([order(settings, server, encoded(asked)), None])
+    ran(limited, played, Hanging())
+    assert (files.seconds("agreed") >= 0.3) == (run == "agreed")
+    assert [path.name for path in (settings.state / "runs").iterdir()] == ["agreed"]
+
+
+def test_what_is_not_the_server_is_called_so(settings: SiteSettings) -> None:
+    played, told = Played(), list[str]()
+    played.refusals.extend([OtherServer("its certificate is not good: unable to get local issuer certificate")] * 4)
+    played.queue.append(None)
+    ran(settings, played, told=told)
+    (text,) = (text for text in told if "does not let this site in" in text)
+    assert "it is not the server of this kit" in text
+    assert "enrolled" not in text
+
+
+@pytest.mark.parametrize("times", [3, 4])
+def test_a_server_that_has_just_started_does_not_know_its_sites_for_a_moment(
+    times: int, settings: SiteSettings, server: keys.PrivateKey
+) -> None:
+    played, one, told = Played(), order(settings, server, b"abc"), list[str]()
+    played.refusals.extend([Turned("412")] * times)
+    played.queue.extend([one, None])
+    ran(settings, played, told=told)
+    assert any("does not let this site in: 412" in text for text in told) == (times > 3)
 
 
 def test_a_site_is_one_process(settings: SiteSettings) -> None:

@@ -4,8 +4,10 @@ import os
 import re
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,7 @@ from protofed.federation import certificates, keys, kits, serve
 from protofed.federation.flower.control import Access, Control, Session
 from protofed.federation.flower.fleet import Fleet
 from protofed.federation.flower.link import FlowerLink
-from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
+from protofed.federation.flower.outcomes import BadParcel, Delivery, OtherServer, RunOver, Turned, Unreachable
 from protofed.federation.flower.records import PART
 from protofed.federation.keys import PrivateKey
 from protofed.federation.signing import signed, verified
@@ -279,7 +281,7 @@ def test_a_server_of_another_authority_is_refused_by_a_site(running: tuple[Runni
     one, _ = running
     other = certificates.authority(one.federation).certificate
     fleet = Fleet(one.address, other, one.keys["A"])
-    with pytest.raises(Turned, match="certificate"):
+    with pytest.raises(OtherServer, match="certificate"):
         fleet.activate(0)
     fleet.close()
 
@@ -292,6 +294,16 @@ def test_plain_text_is_refused(running: tuple[Running, FlowerLink]) -> None:
     with socket.create_connection((host, int(port)), 5) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert b"HTTP/1.1 200" not in plain.recv(1000)
+
+
+def test_a_server_that_speaks_plain_text_is_called_so_by_a_site(tmp_path: Path) -> None:
+    one = Running(tmp_path)
+    host, _, port = one.address.partition(":")
+    with HTTPServer((host, int(port)), BaseHTTPRequestHandler) as plain:
+        threading.Thread(target=plain.serve_forever, daemon=True).start()
+        with pytest.raises(OtherServer, match="does not speak TLS"):
+            one.fleet("A")
+        plain.shutdown()
 
 
 def test_who_has_only_the_authority_s_certificate_starts_and_sees_nothing(running: tuple[Running, FlowerLink]) -> None:

@@ -131,6 +131,15 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+def _is_text(value: str) -> bool:
+    """JSON can hold halves of characters, which cannot be written as UTF-8."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class _Reader:
     """Reads plain values as the types that they should have; blobs are taken in their order, each once."""
 
@@ -149,7 +158,10 @@ class _Reader:
             return self._tuple(arguments, value, where)
         if origin is dict:
             self._checked(type(value) is dict, value, where)
-            return {key: self.read(arguments[1], item, f"{where}.{key[:40]}") for key, item in value.items()}
+            return {
+                self.read(str, key, where): self.read(arguments[1], item, f"{where}.{key[:40]}")
+                for key, item in value.items()
+            }
         if kind is bytes:
             self._checked(type(value) is int and value == self.next_blob < len(self._blobs), value, where)
             self.next_blob += 1
@@ -159,6 +171,8 @@ class _Reader:
             return float(self._checked(is_number, value, where))
         if kind is int:
             return self._checked(type(value) is int and -(2**63) <= value < 2**63, value, where)
+        if kind is str and type(value) is str and not _is_text(value):  # guard: message-texts-are-whole
+            raise Undecodable(f"{where} holds half a character")
         if kind in (str, bool):
             return self._checked(type(value) is kind, value, where)  # guard: message-values-have-their-types
         return self._record(kind, value, where)

@@ -159,7 +159,8 @@ def read(folder: Path) -> SiteSettings:
         known = {name: nearest(name, METHODS) for name in policy.methods if name not in METHODS}
         problems += [Problem(("policy", "methods"), f"{name!r} is unknown{hint}") for name, hint in known.items()]
     if isinstance(task, Custom) and not Path(task.path).is_absolute():  # guard: site-s-folder-is-a-full-path
-        problems.append(Problem(("data", "task", "path"), "must be a full path: a site may be started from anywhere"))
+        what = "must be the full path of the folder with this site's files, such as /srv/scans"
+        problems.append(Problem(("data", "task", "path"), f"{what}: a site may be started from anywhere"))
     if problems or task is None:
         keys = {name: field_names(cls) for name, cls in sections.items()}
         raise BadInput(listed(problems, keys, place))  # guard: site-file-strict

@@ -52,7 +52,8 @@ class Worker:
         assert self._socket is not None
         end = time.monotonic() + seconds
         try:
-            self._send(self._socket, data)
+            self._send(self._socket, _LENGTH.pack(len(data)), end)
+            self._send(self._socket, data, end)
             return self._received(self._socket, end)
         except ConnectionError as error:
             raise WorkerDied(f"the process that did the work died ({self._ended()})") from error
@@ -90,10 +91,14 @@ class Worker:
             connection.sendall(_LENGTH.pack(NO_ANSWER if answer is None else len(answer)))
             connection.sendall(answer or b"")
 
-    def _send(self, connection: socket.socket, data: bytes) -> None:
-        connection.settimeout(None)
-        connection.sendall(_LENGTH.pack(len(data)))
-        connection.sendall(data)
+    def _send(self, connection: socket.socket, data: bytes, end: float) -> None:
+        left = memoryview(data)
+        connection.settimeout(self._beats)
+        while left:
+            try:
+                left = left[connection.send(left[:CHUNK]) :]
+            except TimeoutError:
+                self._wait_on(end)  # guard: worker-that-takes-nothing-ended
 
     def _received(self, connection: socket.socket, end: float) -> bytes | None:
         (size,) = _LENGTH.unpack(self._waited(connection, _LENGTH.size, end))
@@ -106,14 +111,17 @@ class Worker:
             try:
                 piece = connection.recv(min(CHUNK, size - len(data)))
             except TimeoutError:
-                self._beat()
-                if time.monotonic() > end:
-                    raise OutOfTime from None
+                self._wait_on(end)
                 continue
             if not piece:
                 raise ConnectionError("it has ended")
             data += piece
         return bytes(data)
+
+    def _wait_on(self, end: float) -> None:
+        self._beat()
+        if time.monotonic() > end:
+            raise OutOfTime from None
 
     def _forget(self) -> None:
         if self._socket is not None:

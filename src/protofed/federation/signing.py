@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from protofed.federation.keys import PrivateKey, PublicKey
-from protofed.runs.store import disk
+from protofed.runs.store import disk, opening
 
 VALID_FOR = 24 * 3600.0
 """Seconds after which an order that nobody took up is void. A site remembers orders for as long."""
@@ -28,6 +28,8 @@ CONTEXT = {"order": b"protofed order 1\0", "answer": b"protofed answer 1\0"}
 """Before what is signed: an order cannot pass for an answer, nor either for anything else that a key signs."""
 MAX_HEADER = 2000
 """Bytes."""
+MOST_BETWEEN = 100_000
+"""Orders that a site takes up until it forgets those that are void."""
 
 Kind = Literal["order", "answer"]
 
@@ -106,8 +108,10 @@ class Seen:
         self._path, self._clock = path, clock
         self._nonces: dict[str, float] = {}
         """By nonce: when the order was issued."""
+        self._tidy_at = MOST_BETWEEN
         if path.exists():
             self._read()
+            self._tidy()
 
     def take_up(self, header: Header) -> None:
         """Remembers an order, on the disk, before anything is done for it."""
@@ -119,20 +123,26 @@ class Seen:
             raise BadSignature("it was taken up before")  # guard: federation-no-order-twice
         self._nonces[header.nonce] = header.issued
         disk.append(self._path.parent, self._path.name, f"{header.issued!r} {header.nonce}\n".encode("ascii"))
+        if len(self._nonces) >= self._tidy_at:
+            self._tidy()
 
     def _read(self) -> None:
-        oldest = self._clock() - VALID_FOR - CLOCKS_DIFFER
         for line in self._path.read_text(encoding="ascii").splitlines():
             issued, _, nonce = line.partition(" ")
             try:
-                if nonce and float(issued) > oldest:
+                if nonce:
                     self._nonces[nonce] = float(issued)
             except ValueError:  # the machine stopped while it was written: its order was not begun
                 continue
+
+    def _tidy(self) -> None:
+        """Forgets orders that are void by now."""
+        oldest = self._clock() - VALID_FOR - CLOCKS_DIFFER
+        self._nonces = {nonce: issued for nonce, issued in self._nonces.items() if issued > oldest}
         text = "".join(f"{issued!r} {nonce}\n" for nonce, issued in self._nonces.items())
-        beside = self._path.with_name(f".writing-{self._path.name}")
-        beside.write_text(text, encoding="ascii")
-        os.replace(beside, self._path)
+        with opening.folder(self._path.parent) as own:
+            disk.put(own, self._path.name, text.encode("ascii"))
+        self._tidy_at = len(self._nonces) + MOST_BETWEEN
 
 
 def new_nonce() -> str:
@@ -149,6 +159,8 @@ def _header(data: bytes) -> Header:
             raise ValueError
         numbers, texts = (table["run"], table["size"]), (table["kind"], table["federation"], table["site"])
         if not all(type(number) is int for number in numbers) or not isinstance(table["issued"], float | int):
+            raise ValueError
+        if not abs(table["issued"]) < 2**63:  # guard: issued-at-a-time
             raise ValueError
         if not all(isinstance(text, str) for text in (*texts, table["nonce"], table["digest"])):
             raise ValueError

@@ -124,7 +124,8 @@ def _server(settings: SiteSettings) -> Iterator[Finding]:
         yield Finding(False, f"the server's certificate: {error.reason or error}")
         return
     except OSError as error:
-        yield Finding(False, f"{settings.site.server} is out of reach: {error}. Nothing else was tried there")
+        why = f"{error.strerror or error}. It is there while `protofed serve` runs; --offline leaves this out"
+        yield Finding(False, f"{settings.site.server} is out of reach: {why}")
         return
     yield Finding(True, f"{settings.site.server} is there, with the certificate of this federation")
     days = certificates.days_left(authority, datetime.datetime.now(datetime.UTC))

@@ -64,7 +64,9 @@ class SiteData:
 def own_part(task: Task, clients: Collection[ClientId]) -> Task:
     """The task as the site of these clients has it: with the test sets of the domains, without others' examples."""
     if unknown := {*clients} - task.clients.keys():
-        raise BadInput(f"the task {task.name} has no clients {', '.join(sorted(unknown))}")
+        there = list(task.clients)
+        some = f"{', '.join(there[:20])}{' and others' if len(there) > 20 else ''}"
+        raise BadInput(f"the task {task.name} has no clients {', '.join(sorted(unknown))}: its clients are {some}")
     return replace(
         task,
         clients=_of(task.clients, clients),

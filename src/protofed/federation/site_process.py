@@ -12,12 +12,13 @@ from typing import Protocol
 from protofed.errors import BadInput
 from protofed.federation import keys
 from protofed.federation.codec import Undecodable, decoded, encoded
-from protofed.federation.flower.outcomes import BadParcel, Delivery, RunOver, Turned, Unreachable
+from protofed.federation.flower.outcomes import BadParcel, Delivery, OtherServer, RunOver, Turned, Unreachable
 from protofed.federation.interface import Handler
 from protofed.federation.messages import Answer, Failed, Notice, Order, Verdict
 from protofed.federation.policy import SiteSettings
 from protofed.federation.processes import OutOfTime, Worker, WorkerDied
 from protofed.federation.signing import BadSignature, Header, OutOfDate, Seen, Signed, signed, verified
+from protofed.federation.site_store import SiteFolder
 from protofed.printable import one_line
 from protofed.runs.store import disk, opening
 from protofed.runtimes.jobs import Reason
@@ -29,6 +30,8 @@ POLLS_IDLE = 1.0
 IDLE_AFTER = 30.0
 LONGEST_PAUSE = 15.0
 """Seconds until a server that is not there is tried again."""
+REFUSALS_UNTIL_SAID = 4
+"""Times that a site is not let in until it says so: a server that has just started does not know its keys yet."""
 MOST_REFUSALS_LOGGED = 10_000
 
 
@@ -83,13 +86,18 @@ class SiteProcess:
 
     def run(self) -> None:
         """Takes part until it is asked to stop."""
-        pause = POLLS
+        pause, refused = POLLS, 0
         try:
             while True:
                 try:
                     self._take_part()
                 except (Unreachable, Turned) as error:
-                    self._say(self._words(error))
+                    was_in = self._fleet is not None
+                    refused = refused + 1 if isinstance(error, Turned) and not was_in else 0
+                    if not 0 < refused < REFUSALS_UNTIL_SAID:  # guard: server-that-starts-is-given-time
+                        self._say(self._words(error))
+                    if was_in or refused == 1:  # it was there a moment ago, or has just come
+                        pause = POLLS
                     # An order may have been lost on its way here. A site that comes anew is asked again.
                     self._disconnect()  # guard: federation-lost-orders-asked-again
                     pause = min(pause * 2, LONGEST_PAUSE)
@@ -182,6 +190,7 @@ class SiteProcess:
         return self._answer(data)
 
     def _answer(self, data: bytes) -> bytes | None:
+        begin = time.monotonic()
         try:
             return self._worker.answer(data, self.settings.policy.order_minutes * 60)
         except OutOfTime:
@@ -189,7 +198,20 @@ class SiteProcess:
         except WorkerDied as error:
             why = str(error)
         self.tell(why)
+        self._count(data, time.monotonic() - begin)
         return self._failure(data, why)
+
+    def _count(self, data: bytes, seconds: float) -> None:
+        """Time at an order that was ended counts for its run too. The process that would have written it down is
+        gone."""
+        try:
+            order = decoded(data, self.settings.policy.most_bytes)
+            if isinstance(order, Order) and (files := SiteFolder(self.settings.state)).agreed(order.ticket.run):
+                files.add_seconds(order.ticket.run, seconds)  # guard: hours-of-orders-that-were-ended
+        except (Undecodable, BadInput):
+            pass  # none of a run that was agreed
+        except OSError as error:
+            self.tell(_cannot_write(error))
 
     def _failure(self, data: bytes, why: str) -> bytes | None:
         """The answer that none of an order's clients did it; None to what is no order."""
@@ -272,6 +294,8 @@ class SiteProcess:
         if isinstance(error, Unreachable):
             return f"{address} is out of reach: {one_line(str(error))}; trying again"
         hint = "the server may not have enrolled this key yet, or this machine's clock may be wrong"
+        if isinstance(error, OtherServer):
+            hint = "it is not the server of this kit, or this machine's clock is wrong, or the certificate has ended"
         return f"{address} does not let this site in: {one_line(str(error))}; {hint}; trying again"
 
     def _say(self, text: str) -> None:

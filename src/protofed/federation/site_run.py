@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from protofed import wire
+from protofed.api.evaluation import Evaluation
 from protofed.api.method import Step
 from protofed.api.requests import Fit, Request
 from protofed.engine.federation import Federation
 from protofed.engine.message import printable, sealed
 from protofed.engine.round import MOST_HALVINGS
+from protofed.engine.test_sets import APART
 from protofed.federation.messages import Description, Done, Failed, Limits, Order, Refusal, Work
 from protofed.federation.plan import Plan, plan_of
 from protofed.federation.site_data import SiteData
@@ -24,6 +26,7 @@ from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.device import moved
 from protofed.runtimes.jobs import Answer, Failure, Job, Reason, failure_of, non_finite
 from protofed.runtimes.sequential import Sequential
+from protofed.transforms.by_class import too_few
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
@@ -139,9 +142,18 @@ class SiteRun:
         if is_afresh:
             outcome = self.runtime.outcome(replace(job, receipt=None))
         if isinstance(outcome, Answer):
-            sent = sealed(job.ticket, outcome.upload, outcome.receipt, outcome.loss)
+            sent = sealed(job.ticket, self._told(job, outcome.upload), outcome.receipt, outcome.loss)
             return Done(job.client, sent.data, is_afresh)
         return _claimed(outcome)
+
+    def _told(self, job: Job, upload: Tree) -> Tree:
+        """An evaluation on a client's own examples, without those of classes that this site finds too rare."""
+        if not isinstance(upload, Evaluation) or job.tests not in APART or self.limits.class_count <= 1:
+            return upload
+        context = job.context
+        few = too_few(context.data.labels.cpu(), context.num_classes, self.limits.class_count)
+        # guard: rare-classes-of-tests-stay
+        return replace(upload, confusion=upload.confusion.masked_fill(few[:, None], 0))
 
     def _begins_afresh(self, outcome: Answer | Failure) -> bool:
         is_lost = isinstance(outcome, Failure) and outcome.reason == Reason.MEMORY_LOST

@@ -18,6 +18,7 @@ from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     GetNodesRequest,
     PullAppMessagesRequest,
+    PullAppMessagesResponse,
     PullTaskInputRequest,
     PushAppMessagesRequest,
     PushTaskOutputRequest,
@@ -29,9 +30,9 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 
-from protofed.federation.flower.fleet import called
+from protofed.federation.flower.fleet import bounded, called
 from protofed.federation.flower.outcomes import BadParcel, RunOver, SiteNode, Turned, Unreachable
-from protofed.federation.flower.records import SERVER_NODE, Outgoing, fetched, opened
+from protofed.federation.flower.records import SERVER_NODE, Incoming, Outgoing, opened
 from protofed.federation.keys import PublicKey, public_text
 from protofed.federation.signing import Signed
 
@@ -67,7 +68,7 @@ class Access(NamedTuple):
 
     def client(self, kind: type[Client], component: str, *more: Any) -> Client:
         interceptors = [_Token(self.token), RuntimeVersionHttpInterceptor(component_name=component), *more]
-        return kind.from_server_address(self.address, False, self.authority, interceptors)
+        return bounded(kind.from_server_address(self.address, False, self.authority, interceptors))
 
 
 class _Token:
@@ -119,6 +120,8 @@ class Session:
 
     def __init__(self, access: Access, keys: Mapping[str, PublicKey]) -> None:
         self._names = {public_text(key).strip(): site for site, key in keys.items()}
+        self._coming: dict[str, tuple[str, Incoming]] = {}
+        """Answers that have begun to come, and Flower's names of them, by the name of what they answer."""
         control = Control(access)
         try:
             control.register(keys)
@@ -164,11 +167,11 @@ class Session:
         return outgoing.id
 
     def answers(self, sent: Mapping[str, int]) -> Iterator[tuple[str, Signed | str]]:
-        """What came to messages with these names, of at most so many bytes each, or what became of them. They are taken
-        from the SuperLink one at a time."""
-        if not sent:
-            return
-        response = called(self._client.PullMessages, PullAppMessagesRequest(message_ids=list(sent)))
+        """What came to messages with these names, of at most so many bytes each, or what became of them. Of an answer
+        that its site is still sending, the rest is taken the next time: others do not wait for it."""
+        asked = [name for name in sent if name not in self._coming]
+        request = PullAppMessagesRequest(message_ids=asked)
+        response = called(self._client.PullMessages, request) if asked else PullAppMessagesResponse()
         for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
             name = message.metadata.reply_to_message_id
             if name not in sent:
@@ -176,9 +179,16 @@ class Session:
             if message.HasField("error"):
                 yield name, f"Flower says {message.error.code}: {message.error.reason}"
                 continue
+            self._coming[name] = message.metadata.message_id, Incoming(tree, sent[name])
+        for name, (own, incoming) in list(self._coming.items()):
             try:
-                yield name, self._fetched(message.metadata.message_id, tree, sent[name])
+                if name in sent and not incoming.is_whole(self._pull):  # guard: no-site-waits-for-another-s-answer
+                    continue
+                del self._coming[name]
+                if name in sent:
+                    yield name, self._received(own, incoming)
             except BadParcel as error:
+                self._coming.pop(name, None)
                 yield name, str(error)
 
     def close(self, status: str = SubStatus.COMPLETED) -> None:
@@ -188,16 +198,15 @@ class Session:
             called(self._client.PushTaskOutput, PushTaskOutputRequest(sub_status=status, details=""))
         self._client.close()
 
-    def _fetched(self, name: str, tree: Any, most_bytes: int) -> Signed:
+    def _pull(self, name: str) -> Any:
+        request = PullObjectRequest(node=Node(node_id=SERVER_NODE), run_id=self.run, object_id=name)
+        return called(self._client.PullObject, request)
+
+    def _received(self, name: str, incoming: Incoming) -> Signed:
         node = Node(node_id=SERVER_NODE)
-
-        def pull(one: str) -> Any:
-            return called(self._client.PullObject, PullObjectRequest(node=node, run_id=self.run, object_id=one))
-
-        contents = fetched(tree, pull, most_bytes)
         received = ConfirmMessageReceivedRequest(node=node, run_id=self.run, message_object_id=name)
         called(self._client.ConfirmMessageReceived, received)
-        return opened(name, contents)
+        return opened(name, incoming.contents)
 
     def _beat(self, client: RuntimeHttpClient) -> None:
         while not self._stop.is_set():

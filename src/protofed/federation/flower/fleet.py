@@ -1,9 +1,9 @@
 """A site's end: one connection that goes out to the SuperLink's Fleet API, with the site's key. Nothing listens."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from flwr.proto.fleet_pb2 import (
@@ -16,16 +16,24 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.protobuf.client import ProtobufClient
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from protofed.federation.flower.outcomes import Delivery, RunOver, Turned, Unreachable
-from protofed.federation.flower.records import SERVER_NODE, Outgoing, fetched, opened
+from protofed.federation.flower.outcomes import Delivery, OtherServer, RunOver, Turned, Unreachable
+from protofed.federation.flower.records import SERVER_NODE, Incoming, Outgoing, opened
 from protofed.federation.keys import PrivateKey, public_text
 from protofed.federation.signing import Signed
 
 HEARTBEAT = 10.0
 """Seconds. The SuperLink counts a site as gone after two that it misses."""
+MAX_RESPONSE = 64 * 2**20
+"""Bytes of what a SuperLink answers to one request. A part of a message is far smaller, and lists of parts are."""
+WAITS = 0.05
+"""Seconds until a part of an order is asked for again that the server is still sending."""
+
+
+Client = TypeVar("Client", bound=ProtobufClient)
 
 
 class Fleet:
@@ -36,7 +44,7 @@ class Fleet:
             RuntimeVersionHttpInterceptor(component_name="SuperNode"),
             NodeAuthHttpInterceptor(key, key.public_key()),
         ]
-        self._client = FleetHttpClient.from_server_address(address, False, authority, interceptors)
+        self._client = bounded(FleetHttpClient.from_server_address(address, False, authority, interceptors))
         self._public = public_text(key.public_key()).encode()
         self._clock = clock
         self._beaten = 0.0
@@ -79,10 +87,12 @@ class Fleet:
             self.beat()
             return self._call(self._client.PullObject, PullObjectRequest(node=self._node, run_id=run, object_id=one))
 
-        contents: Mapping[str, bytes] = fetched(tree, pull, most_bytes)
+        incoming = Incoming(tree, most_bytes)
+        while not incoming.is_whole(pull):
+            time.sleep(WAITS)
         received = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=name)
         self._call(self._client.ConfirmMessageReceived, received)
-        return Delivery(run, name, opened(name, contents), metadata.created_at + metadata.ttl)
+        return Delivery(run, name, opened(name, incoming.contents), metadata.created_at + metadata.ttl)
 
     def answer(self, delivery: Delivery, message: Signed) -> None:
         outgoing = self._outgoing(delivery, message)
@@ -129,6 +139,20 @@ class Fleet:
         return called(function, request)
 
 
+def bounded(client: Client) -> Client:
+    """The client; it reads no answer that is too large, or that does not say how large it is."""
+    client._client.event_hooks["response"].append(_refuse_large)  # it is called before anything of the body is read
+    return client
+
+
+def _refuse_large(response: httpx.Response) -> None:
+    size = response.headers.get("content-length", "")
+    is_plain = response.headers.keys().isdisjoint(("content-encoding", "transfer-encoding"))
+    # guard: federation-responses-bounded
+    if not is_plain or not size.isdigit() or len(size) > 12 or int(size) > MAX_RESPONSE:
+        raise Unreachable("its answer is too large, or does not say how large it is")
+
+
 def called(function: Callable[[Any], Any], request: Any) -> Any:
     """What a call of the SuperLink gives. Its many errors become three."""
     try:
@@ -143,10 +167,14 @@ def called(function: Callable[[Any], Any], request: Any) -> Any:
     except httpx.TransportError as error:
         reason = str(error) or type(error).__name__
         if "CERTIFICATE_VERIFY_FAILED" in reason:
-            raise Turned(f"its certificate is not good: {reason}") from error
+            raise OtherServer(f"its certificate is not good: {reason}") from error
+        if "WRONG_VERSION_NUMBER" in reason:
+            raise OtherServer("it does not speak TLS") from error
         raise Unreachable(reason) from error
     except httpx.HTTPError as error:
         raise Unreachable(f"{type(error).__name__}: {error}") from error
+    except ValueError as error:  # guard: federation-unreadable-responses-end-nothing
+        raise Unreachable(f"its answer cannot be read: {error}") from error
 
 
 def _said(response: httpx.Response) -> str:

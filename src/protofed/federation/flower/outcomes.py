@@ -13,6 +13,10 @@ class Turned(Exception):
     """The SuperLink is there, and does not let this process in."""
 
 
+class OtherServer(Turned):
+    """What is there is not the server: no certificate of the federation's authority says so."""
+
+
 class RunOver(Exception):
     """The run of a message has ended: nobody waits for what belongs to it."""
 

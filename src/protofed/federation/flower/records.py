@@ -1,6 +1,7 @@
 """Signed messages as Flower's records: one record for header, signature and the first part, one more for each part."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,6 @@ MAX_REQUEST = PART + 2**16
 """Bytes of one request to the SuperLink."""
 KEEP_FOR = 7 * 24 * 3600.0
 """Seconds for which the SuperLink keeps a message that nobody fetches."""
-WAITS = 0.05
-"""Seconds until an object is asked for again that its sender is still sending."""
 SENDS_FOR = 60.0
 """Seconds for which nothing new may come of a message that its sender is still sending. Then it is asked for again."""
 ROOM = 64 * 1024
@@ -62,16 +61,31 @@ class Outgoing:
             self.announcement: Any = message_to_proto(remove_content_from_message(parcel))
 
 
-def fetched(tree: ObjectTree, pull: Callable[[str], PullObjectResponse], most_bytes: int) -> Mapping[str, bytes]:
-    """The objects of a message, one after another; no more than so many bytes, and one part."""
-    contents: dict[str, bytes] = {}
-    room = most_bytes + ROOM
-    for name in dict.fromkeys(one.object_id for one in iterate_object_tree(tree)):
-        contents[name] = _fetched(name, pull)
-        room -= len(contents[name])
-        if room < 0:
-            raise BadParcel(f"it is larger than {most_bytes} bytes")
-    return contents
+class Incoming:
+    """A message that is fetched object by object. It can be seen before its sender has sent all of it."""
+
+    def __init__(self, tree: ObjectTree, most_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.contents: dict[str, bytes] = {}
+        self._missing = deque(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
+        self._most_bytes, self._room = most_bytes, most_bytes + ROOM
+        self._clock, self._end = clock, clock() + SENDS_FOR
+
+    def is_whole(self, pull: Callable[[str], PullObjectResponse]) -> bool:
+        """Takes what is there by now, no more than so many bytes and one part. Raises BadParcel."""
+        while self._missing:
+            answer = pull(self._missing[0])
+            if not answer.object_found:
+                raise BadParcel("a part of it is gone")
+            if not answer.object_available:
+                if self._clock() > self._end:
+                    raise BadParcel("its sender stopped in the middle")
+                return False
+            self.contents[self._missing.popleft()] = answer.object_content
+            self._room -= len(answer.object_content)
+            if self._room < 0:
+                raise BadParcel(f"it is larger than {self._most_bytes} bytes")
+            self._end = self._clock() + SENDS_FOR
+        return True
 
 
 def opened(message_id: str, contents: Mapping[str, bytes]) -> Signed:
@@ -98,18 +112,3 @@ def _records(message: Signed) -> dict[str, ConfigRecord]:
     parts: Sequence[bytes] = [message.body[i : i + PART] for i in range(0, max(len(message.body), 1), PART)]
     head = {"header": message.header, "signature": message.signature}
     return {str(i): ConfigRecord({"part": part, **(head if i == 0 else {})}) for i, part in enumerate(parts)}
-
-
-def _fetched(name: str, pull: Callable[[str], PullObjectResponse]) -> bytes:
-    """A message can be seen before all of it is there."""
-    end = time.monotonic() + SENDS_FOR
-    while True:
-        answer = pull(name)
-        if not answer.object_found:
-            raise BadParcel("a part of it is gone")
-        if answer.object_available:
-            content: bytes = answer.object_content
-            return content
-        if time.monotonic() > end:
-            raise BadParcel("its sender stopped in the middle")
-        time.sleep(WAITS)

@@ -57,6 +57,9 @@ class Gate:
         if not size.isdigit() or len(size) > 12 or int(size) > self._max:  # guard: federation-requests-bounded
             await _refused(send, 413)
             return
+        if b"transfer-encoding" in headers:  # guard: federation-requests-have-the-size-they-say
+            await _refused(send, 413)  # it would be read instead of the size
+            return
         await self._app(scope, receive, send)
 
     def _noting(self, scope: Scope, send: Send) -> Send:
