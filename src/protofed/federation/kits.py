@@ -241,6 +241,8 @@ min_class_count = 5
 min_rows = 5
 columns = []
 tell_classes = true
+require_secure_sums = false
+believed_keys = []
 dry_run = false
 """
 

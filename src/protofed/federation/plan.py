@@ -12,6 +12,7 @@ import torch
 
 import protofed.methods
 from protofed.api.method import Method
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.federation.messages import PROTOCOL, Versions
@@ -24,7 +25,7 @@ from protofed.runs.config.toml import loaded, section_text
 from protofed.transforms.chain import UploadSettings
 from protofed.version import __version__
 
-AGREED = ("task", "method", "training", "uploads", "evaluation")
+AGREED = ("task", "method", "training", "uploads", "evaluation", "secure")
 """The sections that both ends must have alike."""
 
 
@@ -38,6 +39,7 @@ class Plan:
     training: Training
     uploads: UploadSettings
     evaluation: EvaluationSettings
+    secure: SecureSettings
 
     @property
     def is_own_data(self) -> bool:

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from protofed.errors import BadInput
+from protofed.federation import keys
 from protofed.federation.addresses import host_and_port
+from protofed.federation.keyring import Keyring
 from protofed.federation.messages import Limits
 from protofed.federation.own_data import OwnData, Telling
 from protofed.federation.site_data import SiteData, package_data
@@ -80,6 +82,11 @@ class Policy:
     """Of own tables: the columns that may be learnt from. None are named: all but those in the task's `leave_out`."""
     tell_classes: bool = True
     """Of own files: whether the names of classes are told. If not, other sites must have all classes of this one."""
+    require_secure_sums: bool = False
+    """Whether this site takes part in secure sums alone, so that a server is given no upload of one client."""
+    believed_keys: list[str] = field(default_factory=list)
+    """For secure sums: the fingerprints of the other sites' keys, as they say them by telephone. None are named: each
+    key is believed that the server gives out first."""
     dry_run: bool = False
     """Everything is checked and written into the log, and nothing is done."""
 
@@ -96,6 +103,7 @@ class Policy:
             self.most_bytes,
             self.most_hours,
             self.min_class_count,
+            self.require_secure_sums,
         )
 
 
@@ -124,6 +132,11 @@ class SiteSettings:
     def state(self) -> Path:
         """What the site keeps: the states of its clients, its log, its node."""
         return self.folder / "state"
+
+    def keyring(self, private: keys.PrivateKey) -> Keyring:
+        """What the site needs for secure sums."""
+        believed = tuple(self.policy.believed_keys)
+        return Keyring(self.site.federation, self.site.name, private, self.state, believed)
 
     def data(self) -> SiteData | OwnData:
         """The site's examples, or the files that become examples once all sites have agreed."""
@@ -161,8 +174,8 @@ def read(folder: Path) -> SiteSettings:
     if isinstance(task, Custom) and not Path(task.path).is_absolute():  # guard: site-s-folder-is-a-full-path
         problems.append(Problem(("data", "task", "path"), "must be a full path: a site may be started from anywhere"))
     if problems or task is None:
-        keys = {name: field_names(cls) for name, cls in sections.items()}
-        raise BadInput(listed(problems, keys, place))  # guard: site-file-strict
+        settable = {name: field_names(cls) for name, cls in sections.items()}
+        raise BadInput(listed(problems, settable, place))  # guard: site-file-strict
     return SiteSettings(folder, values["site"], task, tuple(values["data"].clients), values["policy"])
 
 

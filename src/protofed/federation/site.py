@@ -10,12 +10,14 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from protofed.engine.message import printable
 from protofed.errors import BadInput
 from protofed.federation.agreement import Refused as RefusedExperiment
 from protofed.federation.agreement import refusals
 from protofed.federation.codec import Undecodable, decoded, encoded
+from protofed.federation.keyring import Keyring, fingerprints
 from protofed.federation.messages import (
     Answer,
     Enrolment,
@@ -33,9 +35,11 @@ from protofed.federation.messages import (
 )
 from protofed.federation.own_data import OwnData
 from protofed.federation.plan import method_digests, versions
+from protofed.federation.refused import Refused
 from protofed.federation.site_data import SiteData
-from protofed.federation.site_run import Refused, SiteRun
+from protofed.federation.site_run import SiteRun
 from protofed.federation.site_store import SiteFolder
+from protofed.federation.steps import exchange_of
 from protofed.models.formats import outline_of
 from protofed.runs.config.recording import fingerprint
 from protofed.runs.store import opening
@@ -53,6 +57,8 @@ class Site:
     dry_run: bool = False
     """Whether everything is checked and written into the log, and nothing is done."""
     device: str = "cpu"
+    keyring: Keyring | None = None
+    """For secure sums; without it the site takes part in none."""
     _runs: dict[str, SiteRun] = field(default_factory=dict)
     """By the name of the run: what the last order needed."""
 
@@ -136,7 +142,10 @@ class Site:
             return Enrolment(question.nonce, versions(), "", (), (), methods, self.limits, told)
         validated = tuple(client for client in data.clients if client in data.task.validation)
         outline = outline_of(data.task).text().decode()
-        return Enrolment(question.nonce, versions(), outline, data.own_tests, validated, methods, self.limits)
+        keys = None if self.keyring is None else self.keyring.own(data.clients)
+        return Enrolment(
+            question.nonce, versions(), outline, data.own_tests, validated, methods, self.limits, keys=keys
+        )
 
     def _verdict(self, proposal: Proposal) -> Verdict:
         description, data = proposal.description, ""
@@ -145,7 +154,7 @@ class Site:
         except Exception as error:
             found = [self._refused(error, proposal.nonce)]
         else:
-            found, data = refusals(description, own, self.limits), fingerprint(own.task)
+            found, data = refusals(description, own, self.limits, self.keyring), fingerprint(own.task)
         if not found:
             try:
                 self._run_of(proposal)
@@ -155,10 +164,14 @@ class Site:
             found = [(Refusal.OTHER_DATA, CHANGED)]
         if self.dry_run and not found:  # guard: dry-run-agrees-to-nothing
             found = [(Refusal.DRY_RUN, "this site only says what it would do, and would take part")]
+        facts: dict[str, Any] = {"run": printable(description.run), "description": description.digest}
         if not found:
+            if self.keyring is not None:
+                self.keyring.keep(description.keys)
+                facts["keys"] = dict(fingerprints(description.keys))
             self._files.agree(proposal, data)
         told = _named(found)
-        facts = {"run": printable(description.run), "description": description.digest, "config": description.config}
+        facts["config"] = description.config
         self._files.log("proposal", {**facts, "nonce": proposal.nonce, "refused": [*map(list, told)]})
         return Verdict(proposal.nonce, description.digest, told)
 
@@ -166,7 +179,7 @@ class Site:
         description = proposal.description
         states = self._files.run(description.run) / "clients"
         data = self._data(description.preparation)
-        self._runs = {description.run: SiteRun.of(description, data, self.limits, states, self.device)}
+        self._runs = {description.run: SiteRun.of(description, data, self.limits, states, self.device, self.keyring)}
         return self._runs[description.run]
 
     # ---- in a round
@@ -217,8 +230,8 @@ class Site:
             raise Refused(Refusal.NOT_AGREED, "this site has not agreed to this experiment")
         if any(work.client not in own for work in order.works):  # guard: only-own-clients
             raise Refused(Refusal.FOREIGN_CLIENT, "the order names a client that is not of this site")
-        step = order.step.rpartition(".")[2]
-        if self.limits.steps and step not in self.limits.steps:  # guard: site-s-steps
+        step = exchange_of(order.step)[1].rpartition(".")[2]
+        if step and self.limits.steps and step not in self.limits.steps:  # guard: site-s-steps
             raise Refused(Refusal.STEP_NOT_ALLOWED, f"this site does not do the step {printable(step)}")
         if not 0 <= ticket.round <= run.plan.training.rounds:  # guard: only-agreed-rounds
             raise Refused(Refusal.TOO_MANY_ROUNDS, f"round {ticket.round} of {run.plan.training.rounds}")
@@ -240,7 +253,7 @@ class Site:
             raise Refused(*self._refused(error, order.nonce)) from error
         if fingerprint(data.task) != self._files.data(description.run):  # guard: data-as-agreed-after-restart
             raise Refused(Refusal.OTHER_DATA, CHANGED)
-        if refusals(description, data, self.limits):  # guard: limits-after-restart
+        if refusals(description, data, self.limits, self.keyring):  # guard: limits-after-restart
             return None
         return self._run_of(Proposal(order.nonce, description))
 

@@ -13,11 +13,14 @@ from protofed.api.requests import Fit, Request
 from protofed.engine.federation import Federation
 from protofed.engine.message import printable, sealed
 from protofed.engine.round import MOST_HALVINGS
+from protofed.federation.keyring import Keyring
 from protofed.federation.messages import Description, Done, Failed, Limits, Order, Refusal, Work
 from protofed.federation.plan import Plan, plan_of
+from protofed.federation.refused import Refused
 from protofed.federation.site_data import SiteData
 from protofed.federation.site_store import StateFiles
-from protofed.federation.steps import UnknownStep, message_like, step_named
+from protofed.federation.site_sums import SiteSums
+from protofed.federation.steps import UnknownStep, exchange_of, message_like, step_named
 from protofed.optim.optimizers import halved
 from protofed.runs.runtime_choice import pinned_threads
 from protofed.runtimes.client_store import Receipt
@@ -29,14 +32,6 @@ from protofed.tree import Tree
 
 CLAIMABLE = (Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE)
 """What a site can say of a client that failed. All else is for the server to find out."""
-
-
-class Refused(Exception):
-    """This site does not do what an order asks for."""
-
-    def __init__(self, name: Refusal, text: str) -> None:
-        super().__init__(f"{name}: {text}")
-        self.name, self.text = name, text
 
 
 class LimitedRuntime(Sequential):
@@ -80,29 +75,44 @@ class SiteRun:
     federation: Federation
     runtime: LimitedRuntime
     limits: Limits
+    sums: SiteSums | None = None
+    """The only way in which anything leaves, if that was agreed on."""
 
     @classmethod
-    def of(cls, description: Description, data: SiteData, limits: Limits, states: Path, device: str) -> "SiteRun":
+    def of(
+        cls,
+        description: Description,
+        data: SiteData,
+        limits: Limits,
+        states: Path,
+        device: str,
+        keyring: Keyring | None = None,
+    ) -> "SiteRun":
         """Raises BadInput if no federation can be made of it."""
         plan, runtime = plan_of(description.config), LimitedRuntime(device, limits)
+        terms = None
+        if plan.secure.sums and keyring is not None:
+            terms = keyring.terms(description.keys, plan.secure.threshold)
         federation = Federation(
             plan.method,
             data.task_among(description.clients),
             plan.training,
             runtime,
             uploads=_uploads(plan, limits),
+            secure=plan.secure.made(terms),
             fine_tune=plan.evaluation.fine_tune,
             name=description.run,
         )
         runtime.store = StateFiles(states, federation.initial_client_state, runtime.device)
-        return cls(description, plan, federation, runtime, limits)
+        sums = None if terms is None else SiteSums(federation, terms)
+        return cls(description, plan, federation, runtime, limits, sums)
 
     def done(self, order: Order, end: float) -> tuple[list[Done], list[Failed]]:
         """What came of an order. Nobody waits for it any more after `end`, on the monotonic clock."""
         done: list[Done] = []
         failed: list[Failed] = []
         with pinned_threads(1), self.runtime.open(self.federation):
-            step, messages = self._step(order.step), self._messages(order)
+            step, messages = self._step(order), self._messages(order)
             for work in order.works:
                 try:
                     if time.monotonic() > end:  # guard: site-stops-at-deadline
@@ -122,7 +132,10 @@ class SiteRun:
             raise Refused(Refusal.UNREADABLE, "the order's clients do not name its messages")
         first = {work.message: work.client for work in reversed(order.works)}
         method, server = self.federation.method, self.federation.initial_server
-        likes = [message_like(method, order.step, server, first[number]) for number in sorted(first)]
+        exchange, name = exchange_of(order.step)
+        likes = [message_like(method, name or "train", server, first[number]) for number in sorted(first)]
+        if self.sums is not None and exchange:
+            likes = [self.sums.message_like(exchange, like) for like in likes]
         try:
             messages = wire.decode(order.messages, likes)
         except wire.WireError as error:
@@ -139,6 +152,7 @@ class SiteRun:
         if is_afresh:
             outcome = self.runtime.outcome(replace(job, receipt=None))
         if isinstance(outcome, Answer):
+            outcome = outcome if self.sums is None else self.sums.checked(job, outcome)
             sent = sealed(job.ticket, outcome.upload, outcome.receipt, outcome.loss)
             return Done(job.client, sent.data, is_afresh)
         return _claimed(outcome)
@@ -147,16 +161,18 @@ class SiteRun:
         is_lost = isinstance(outcome, Failure) and outcome.reason == Reason.MEMORY_LOST
         return is_lost and self.description.on_memory_lost == "start afresh"
 
-    def _step(self, name: str) -> Step[Any, Any, Any]:
+    def _step(self, order: Order) -> Step[Any, Any, Any]:
         try:
-            return step_named(self.federation.method, name)
+            if self.sums is not None:
+                return self.sums.step(order)
+            return step_named(self.federation.method, order.step)
         except UnknownStep as error:
             raise Refused(Refusal.STEP_NOT_ALLOWED, printable(str(error))) from error
 
     def _job(self, order: Order, step: Step[Any, Any, Any], work: Work, message: Tree) -> Job:
         federation, ticket = self.federation, order.ticket
         tests = federation.test_sets(work.client, order.tests)
-        context = federation.client_context(work.client, ticket.round, ticket.phase, ticket.call, tests)
+        context = federation.client_context(work.client, ticket.round, ticket.phase, ticket.question, tests)
         if not 0 <= work.halvings <= MOST_HALVINGS:  # guard: rates-are-only-halved
             raise Refused(Refusal.OTHER_SETTINGS, f"the order halves the learning rate {work.halvings} times")
         if work.halvings:
@@ -173,7 +189,7 @@ class SiteRun:
             context,
             message,
             Receipt(work.receipt) if work.receipt else None,
-            federation.method,
+            federation.method if self.sums is None else self.sums.method,
             order.tests,
             order.evaluates,
             federation.encoded,

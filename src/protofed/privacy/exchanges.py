@@ -3,8 +3,8 @@
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -122,24 +122,30 @@ def roster_of(message: RosterMessage, everyone: Sequence[ClientId]) -> Roster:
 
 @dataclass(frozen=True)
 class Terms:
-    """What every site knows of the secure sums of a run, and has not from the server."""
+    """What every site knows of the secure sums of a run, and has not from the server alone."""
 
-    vault: Vault
+    vault: Vault | None
+    """None at a server whose clients are at sites."""
     identities: Mapping[ClientId, bytes]
     """The public halves of what sites sign with, in canonical order."""
     share: float
     """The least part of the sites that must stay."""
     least: int = LEAST_SITES
     """And so many in any case."""
+    party_of: Mapping[ClientId, str] = field(default_factory=dict)
+    """The site that a client is at, where several may be at one."""
 
     def site(self, client: ClientId) -> Site:
-        return Site(self.vault, client, self.identities, self.share, self.least)
+        assert self.vault is not None, "what a client knows in a secure sum is at its site"
+        return Site(self.vault, client, self.identities, self.share, self.least, self.party_of)
 
 
 @dataclass(frozen=True)
 class Advertise:
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "advertise"
+    """By this name an order asks for it, as for the other three."""
 
     async def __call__(self, client: ClientContext, message: Announcement, memory: Tree) -> Reply[AdvertUpload, Tree]:
         advert = self.terms.site(client.id).advertise(self.occasion, text_of(message.digest))
@@ -150,6 +156,7 @@ class Advertise:
 class ShareOut:
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "share"
 
     async def __call__(self, client: ClientContext, message: RosterMessage, memory: Tree) -> Reply[SharesUpload, Tree]:
         roster = roster_of(message, list(self.terms.identities))
@@ -228,6 +235,7 @@ class AddMasked:
     adds: Add
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "add"
 
     async def __call__(self, client: ClientContext, message: Request, memory: Tree) -> Reply[MaskedUpload, Tree]:
         site, digest = self.terms.site(client.id), message_digest(message.base)
@@ -243,6 +251,7 @@ class AddMasked:
 class Unmask:
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "unmask"
 
     async def __call__(self, client: ClientContext, message: Standing, memory: Tree) -> Reply[UnmaskingUpload, Tree]:
         site = self.terms.site(client.id)
@@ -261,3 +270,16 @@ LIKE_ADVERT = AdvertUpload(*(torch.zeros(size, dtype=torch.uint8) for size in (K
 
 def rows_of(count: int, size: int) -> Tensor:
     return torch.zeros(count, size, dtype=torch.uint8, device="cpu")
+
+
+def message_like(exchange: str, base: Tree) -> Tree:
+    """A message with the structure of those that clients are sent in an exchange; `base` is one of the method's."""
+    marks = torch.zeros(0, dtype=torch.bool, device="cpu")
+    keys, signatures = rows_of(0, KEY_BYTES), rows_of(0, SIGNATURE_BYTES)
+    likes: dict[str, Tree] = {
+        Advertise.exchange: Announcement(rows_of(0, 0)),
+        ShareOut.exchange: RosterMessage(marks, keys, keys, signatures),
+        AddMasked.exchange: Request(base, marks, rows_of(0, SEALED_BYTES)),
+        Unmask.exchange: Standing(marks, marks),
+    }
+    return likes[exchange]
