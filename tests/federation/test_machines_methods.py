@@ -24,6 +24,7 @@ CLIENTS = {
     "B": ["ink-0", "ink-1", "street-0", "street-1"],
     "C": ["street-2", "print-0", "print-1", "print-2"],
 }
+SUMS = {"sections": "[secure]\nsums = true"}
 RUNS: list[tuple[str, dict[str, str]]] = [
     ("fedavg", {}),
     ("fpl", {}),
@@ -33,6 +34,8 @@ RUNS: list[tuple[str, dict[str, str]]] = [
     ("pfedcspc", {}),
     ("fedrep", {}),
     ("scaffold", {}),
+    ("fedavg", SUMS),
+    ("fpl_sums", SUMS),
 ]
 
 
@@ -63,7 +66,7 @@ def reported(text: str) -> Any:
 def test_a_run_over_a_superlink_is_that_of_one_process(
     machines: Machines, method: str, settings: dict[str, str], tmp_path: Path
 ) -> None:
-    experiment = machines.experiment(method, 3, **settings)
+    experiment = machines.experiment(method, 3, **settings)  # type: ignore[arg-type]
     machines.serve(experiment, "--json", folder=experiment.stem)
     assert machines.ended("serve") == 0, machines.everything()
 
