@@ -25,6 +25,8 @@ from protofed.federation.server import at_server, terms_at_server
 from protofed.federation.site import Site
 from protofed.federation.site_data import SiteData, own_part
 from protofed.federation.site_store import StateFiles
+from protofed.federation.told_privacy import ToldPrivate
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.config import Config
 from protofed.runs.config.recording import task_table
 from protofed.runs.config.sections import EvaluationSettings
@@ -40,6 +42,7 @@ RUN = "run-1"
 FEDERATION = "0" * 32
 NO_LIMITS = Limits()
 NO_SUMS = SecureSettings()
+NO_PRIVACY = PrivacySettings()
 AS_THEY_ARE = UploadSettings()
 USUAL = EvaluationSettings()
 
@@ -70,11 +73,19 @@ def config_of(
     uploads: UploadSettings = AS_THEY_ARE,
     evaluation: EvaluationSettings = USUAL,
     secure: SecureSettings = NO_SUMS,
+    privacy: PrivacySettings = NO_PRIVACY,
     **training: Any,
 ) -> Config:
     settings = replace(TRAINING, deadline=60.0, on_divergence="skip", **training)
     return Config(
-        task, method, settings, RuntimeSettings(name="sequential"), evaluation, uploads=uploads, secure=secure
+        task,
+        method,
+        settings,
+        RuntimeSettings(name="sequential"),
+        evaluation,
+        uploads=uploads,
+        secure=secure,
+        privacy=privacy,
     )
 
 
@@ -98,6 +109,7 @@ def remote(
         runtime,
         uploads=pipeline,
         secure=config.secure.made(terms_at_server(config, description)),
+        private=ToldPrivate(config.privacy) if config.privacy.is_on else None,
         fine_tune=fine_tune,
         name=run,
     )

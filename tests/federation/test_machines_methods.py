@@ -62,7 +62,9 @@ def reported(text: str) -> Any:
     return found
 
 
-@pytest.mark.parametrize(("method", "settings"), RUNS, ids=["-".join([m, *s.values()]) for m, s in RUNS])
+@pytest.mark.parametrize(
+    ("method", "settings"), RUNS, ids=["-".join([m, *(["sums"] if s is SUMS else s.values())]) for m, s in RUNS]
+)
 def test_a_run_over_a_superlink_is_that_of_one_process(
     machines: Machines, method: str, settings: dict[str, str], tmp_path: Path
 ) -> None:

@@ -243,6 +243,9 @@ columns = []
 tell_classes = true
 require_secure_sums = false
 believed_keys = []
+require_privacy = false
+max_epsilon = 0.0
+max_epsilon_delta = 1e-5
 dry_run = false
 """
 

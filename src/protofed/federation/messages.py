@@ -58,6 +58,8 @@ class Refusal(StrEnum):
     SUMS_ONLY = "SUMS_ONLY"
     FEW_SITES = "FEW_SITES"
     OTHER_KEYS = "OTHER_KEYS"
+    PRIVACY_REQUIRED = "PRIVACY_REQUIRED"
+    EPSILON_TOO_LARGE = "EPSILON_TOO_LARGE"
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,12 @@ class Limits:
     """A client says nothing of a class of fewer examples."""
     secure_sums: bool = False
     """Whether it takes part in secure sums alone."""
+    privacy: bool = False
+    """Whether it takes part in runs with differential privacy alone."""
+    epsilon: float = 0.0
+    """The largest ε of each of its clients, over all runs together. 0: none."""
+    delta: float = 1e-5
+    """The δ of that."""
 
 
 @dataclass(frozen=True)

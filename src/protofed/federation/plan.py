@@ -17,6 +17,7 @@ from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.federation.messages import PROTOCOL, Versions
 from protofed.methods import METHODS
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.config import Config
 from protofed.runs.config.messages import without_place
 from protofed.runs.config.schema import Problems
@@ -25,7 +26,7 @@ from protofed.runs.config.toml import loaded, section_text
 from protofed.transforms.chain import UploadSettings
 from protofed.version import __version__
 
-AGREED = ("task", "method", "training", "uploads", "evaluation", "secure")
+AGREED = ("task", "method", "training", "uploads", "evaluation", "secure", "privacy")
 """The sections that both ends must have alike."""
 
 
@@ -40,6 +41,7 @@ class Plan:
     uploads: UploadSettings
     evaluation: EvaluationSettings
     secure: SecureSettings
+    privacy: PrivacySettings
 
     @property
     def is_own_data(self) -> bool:

@@ -87,6 +87,13 @@ class Policy:
     believed_keys: list[str] = field(default_factory=list)
     """For secure sums: the fingerprints of the other sites' keys, as they say them by telephone. None are named: each
     key is believed that the server gives out first."""
+    require_privacy: bool = False
+    """Whether this site takes part in runs with differential privacy alone (`privacy.level`)."""
+    max_epsilon: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """The largest ε of each of this site's clients, over all runs of this federation together; what they cost adds up.
+    Then every run must be private. 0: there is none, and each run promises what it says."""
+    max_epsilon_delta: Annotated[float, Gt(0), Le(0.01)] = 1e-5
+    """The δ at which `max_epsilon` is meant."""
     dry_run: bool = False
     """Everything is checked and written into the log, and nothing is done."""
 
@@ -104,6 +111,9 @@ class Policy:
             self.most_hours,
             self.min_class_count,
             self.require_secure_sums,
+            self.require_privacy,
+            self.max_epsilon,
+            self.max_epsilon_delta,
         )
 
 

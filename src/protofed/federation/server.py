@@ -14,6 +14,7 @@ from protofed.federation.messages import Description, OnMemoryLost
 from protofed.federation.notices import sites_told
 from protofed.federation.runtime import Remote
 from protofed.federation.surveying import surveyed
+from protofed.federation.told_privacy import ToldPrivate
 from protofed.runs.config.checks import check_sections, check_task
 from protofed.runs.config.config import Config
 from protofed.runs.config.messages import refuse
@@ -65,6 +66,7 @@ def prepared(
         runtime,
         uploads=at_server(config.pipeline),
         secure=config.secure.made(terms_at_server(config, description)),
+        private=ToldPrivate(config.privacy) if config.privacy.is_on else None,
         fine_tune=config.evaluation.fine_tune,
         name=run,
     )
@@ -134,9 +136,12 @@ def check_remote(config: Config) -> Iterator[Problem]:
     if config.secure.sums and not config.secure.masks:  # guard: remote-sums-have-masks
         what = "is false, which is for simulations: sites add under masks alone. Leave it out"
         yield Problem(("secure", "masks"), what)
-    if config.privacy.is_on:  # guard: remote-runs-without-privacy
-        what = "is for runs in one process so far: sites keep no ledger of their own yet. Leave [privacy] out"
-        yield Problem(("privacy", "level"), what)
+    if config.privacy.is_on and config.privacy.noise != "secret":  # guard: noise-of-sites-is-secret
+        what = 'is "simulated", which protects nobody, and sites draw secret noise alone: set it to "secret"'
+        yield Problem(("privacy", "noise"), what)
+    if config.privacy.is_on and config.secure.sums:  # guard: remote-sums-without-noise
+        what = "with secure.sums is for runs in one process so far: sites add no noise inside a sum yet"
+        yield Problem(("privacy", "level"), what, (("secure", "sums"),))
     if config.evaluation.global_models:
         what = "reads what clients keep, which stays at their sites: leave it out"
         yield Problem(("evaluation", "global_models"), what)

@@ -20,6 +20,7 @@ from protofed.federation.codec import Undecodable, decoded, encoded
 from protofed.federation.keyring import Keyring, fingerprints
 from protofed.federation.messages import (
     Answer,
+    Description,
     Enrolment,
     Failed,
     Limits,
@@ -34,9 +35,10 @@ from protofed.federation.messages import (
     Verdict,
 )
 from protofed.federation.own_data import OwnData
-from protofed.federation.plan import method_digests, versions
+from protofed.federation.plan import method_digests, plan_of, versions
 from protofed.federation.refused import Refused
 from protofed.federation.site_data import SiteData
+from protofed.federation.site_privacy import SitePrivate, Spent
 from protofed.federation.site_run import SiteRun
 from protofed.federation.site_store import SiteFolder
 from protofed.federation.steps import exchange_of
@@ -154,7 +156,7 @@ class Site:
         except Exception as error:
             found = [self._refused(error, proposal.nonce)]
         else:
-            found, data = refusals(description, own, self.limits, self.keyring), fingerprint(own.task)
+            found, data = self._refusals(description, own), fingerprint(own.task)
         if not found:
             try:
                 self._run_of(proposal)
@@ -175,11 +177,20 @@ class Site:
         self._files.log("proposal", {**facts, "nonce": proposal.nonce, "refused": [*map(list, told)]})
         return Verdict(proposal.nonce, description.digest, told)
 
+    def _refusals(self, description: Description, data: SiteData) -> list[RefusedExperiment]:
+        found = refusals(description, data, self.limits, self.keyring)
+        if found:
+            return found
+        plan, spent = plan_of(description.config), Spent(self.folder)
+        return list(spent.refusals(plan.privacy, description.run, data.clients, self.limits))
+
     def _run_of(self, proposal: Proposal) -> SiteRun:
         description = proposal.description
-        states = self._files.run(description.run) / "clients"
-        data = self._data(description.preparation)
-        self._runs = {description.run: SiteRun.of(description, data, self.limits, states, self.device, self.keyring)}
+        own, data = self._files.run(description.run), self._data(description.preparation)
+        settings = plan_of(description.config).privacy
+        private = SitePrivate(settings, description.run, self.folder, own, self.limits) if settings.is_on else None
+        run = SiteRun.of(description, data, self.limits, own / "clients", self.device, self.keyring, private)
+        self._runs = {description.run: run}
         return self._runs[description.run]
 
     # ---- in a round
@@ -218,7 +229,10 @@ class Site:
         self._files.add_seconds(order.ticket.run, seconds)
         uploads = {one.client: hashlib.sha256(one.upload).hexdigest() for one in done}
         whys = {one.client: f"{one.reason}: {one.detail}" for one in failed}
-        facts = {"uploads": uploads, "failed": whys, "afresh": [one.client for one in done if one.is_afresh]}
+        facts: dict[str, Any] = {"uploads": uploads, "failed": whys}
+        facts["afresh"] = [one.client for one in done if one.is_afresh]
+        if run.private is not None:
+            facts["epsilon"] = run.private.epsilons(self.data.clients)
         self._files.log("done", {"nonce": order.nonce, "seconds": round(seconds, 3), **facts})
         return Answer(order.nonce, tuple(done), tuple(failed))
 
@@ -253,7 +267,7 @@ class Site:
             raise Refused(*self._refused(error, order.nonce)) from error
         if fingerprint(data.task) != self._files.data(description.run):  # guard: data-as-agreed-after-restart
             raise Refused(Refusal.OTHER_DATA, CHANGED)
-        if refusals(description, data, self.limits, self.keyring):  # guard: limits-after-restart
+        if self._refusals(description, data):  # guard: limits-after-restart
             return None
         return self._run_of(Proposal(order.nonce, description))
 

@@ -18,6 +18,7 @@ from protofed.federation.messages import Description, Done, Failed, Limits, Orde
 from protofed.federation.plan import Plan, plan_of
 from protofed.federation.refused import Refused
 from protofed.federation.site_data import SiteData
+from protofed.federation.site_privacy import SitePrivate
 from protofed.federation.site_store import StateFiles
 from protofed.federation.site_sums import SiteSums
 from protofed.federation.steps import UnknownStep, exchange_of, message_like, step_named
@@ -30,7 +31,10 @@ from protofed.runtimes.sequential import Sequential
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
-CLAIMABLE = (Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE)
+CLAIMABLE = (
+    *(Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE),
+    *(Reason.BUDGET_SPENT, Reason.UNRELEASED),
+)
 """What a site can say of a client that failed. All else is for the server to find out."""
 
 
@@ -77,6 +81,8 @@ class SiteRun:
     limits: Limits
     sums: SiteSums | None = None
     """The only way in which anything leaves, if that was agreed on."""
+    private: SitePrivate | None = None
+    """What clients release, if they do so under differential privacy."""
 
     @classmethod
     def of(
@@ -87,6 +93,7 @@ class SiteRun:
         states: Path,
         device: str,
         keyring: Keyring | None = None,
+        private: SitePrivate | None = None,
     ) -> "SiteRun":
         """Raises BadInput if no federation can be made of it."""
         plan, runtime = plan_of(description.config), LimitedRuntime(device, limits)
@@ -100,12 +107,13 @@ class SiteRun:
             runtime,
             uploads=_uploads(plan, limits),
             secure=plan.secure.made(terms),
+            private=private,
             fine_tune=plan.evaluation.fine_tune,
             name=description.run,
         )
         runtime.store = StateFiles(states, federation.initial_client_state, runtime.device)
         sums = None if terms is None else SiteSums(federation, terms)
-        return cls(description, plan, federation, runtime, limits, sums)
+        return cls(description, plan, federation, runtime, limits, sums, private)
 
     def done(self, order: Order, end: float) -> tuple[list[Done], list[Failed]]:
         """What came of an order. Nobody waits for it any more after `end`, on the monotonic clock."""
@@ -147,15 +155,21 @@ class SiteRun:
         return list(moved(messages, self.runtime.device))
 
     def _one(self, job: Job) -> Done | Failed:
-        outcome = self.runtime.outcome(job)
+        outcome = self._outcome(job)
         is_afresh = self._begins_afresh(outcome)
         if is_afresh:
-            outcome = self.runtime.outcome(replace(job, receipt=None))
+            outcome = self._outcome(replace(job, receipt=None))
         if isinstance(outcome, Answer):
             outcome = outcome if self.sums is None else self.sums.checked(job, outcome)
-            sent = sealed(job.ticket, outcome.upload, outcome.receipt, outcome.loss)
+            sent = sealed(job.ticket, outcome.upload, outcome.receipt, outcome.loss, outcome.charges)
             return Done(job.client, sent.data, is_afresh)
         return _claimed(outcome)
+
+    def _outcome(self, job: Job) -> Answer | Failure:
+        """What came of a job. Raises Refused."""
+        if self.private is None or job.step == self.federation.method.evaluate_own:
+            return self.runtime.outcome(job)
+        return self.private.outcome(self.federation, job, self.runtime.outcome)
 
     def _begins_afresh(self, outcome: Answer | Failure) -> bool:
         is_lost = isinstance(outcome, Failure) and outcome.reason == Reason.MEMORY_LOST
@@ -165,6 +179,8 @@ class SiteRun:
         try:
             if self.sums is not None:
                 return self.sums.step(order)
+            if self.private is not None:
+                self.private.refuse_step(order)
             return step_named(self.federation.method, order.step)
         except UnknownStep as error:
             raise Refused(Refusal.STEP_NOT_ALLOWED, printable(str(error))) from error
