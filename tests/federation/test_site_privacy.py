@@ -28,12 +28,12 @@ from protofed.federation.server import prepared
 from protofed.federation.signing import new_nonce
 from protofed.federation.site import Site
 from protofed.federation.site_data import SiteData
-from protofed.federation.site_privacy import Spent
+from protofed.federation.site_privacy import SitePrivate, Spent
 from protofed.federation.site_store import LastFiles
 from protofed.nn.networks import Parts
 from protofed.optim.optimizers import Sgd
 from protofed.privacy.account import epsilon_of, mu_of
-from protofed.privacy.ledger import Ledger, read
+from protofed.privacy.ledger import Entry, Ledger, read
 from protofed.privacy.outbox import Outbox
 from protofed.runs.config.config import Config
 from protofed.runs.config.sections import EvaluationSettings
@@ -176,11 +176,18 @@ def asked(site: Site, order: Order) -> Answer:
     return found
 
 
+def told(answer: Answer) -> list[Any]:
+    """All that an answer says; the order of what a header holds is not always the same."""
+    found = [WireMessage(one.upload) for one in answer.done]
+    return [(one.ticket, one.receipt, one.loss, one.charges, digest(one)) for one in found]
+
+
 def test_what_is_asked_twice_is_answered_with_the_same_bytes_and_paid_once(tmp_path: Path) -> None:
     own, order, first = round_of(tmp_path)
     before = ledger(own["north"]).entries
     for site in (own["north"], again(own["north"])):
-        assert asked(site, replace(order, nonce=new_nonce())).done == first.done
+        assert told(asked(site, replace(order, nonce=new_nonce()))) == told(first)
+        assert site.handle(encoded(order)) == site.handle(encoded(order))
     assert ledger(own["north"]).entries == before
 
 
@@ -228,14 +235,18 @@ def test_a_site_that_is_killed_has_paid_for_what_it_sent(
             try:
                 return self.worker.answer(data, 60.0)
             except WorkerDied:
-                return Worker(again(self.site).handle, lambda: None).answer(data, 60.0)
+                self.worker = Worker(again(self.site).handle, lambda: None)
+                return self.worker.answer(data, 60.0)
 
     own = sites(tmp_path)
-    link = Kept({name: Forked(site) if name == "north" else site for name, site in own.items()})
+    north = Forked(own["north"])
+    link = Kept({**own, "north": north})
     monkeypatch.setattr(owner, name, killed)
     far = remote(link, config())
     state = far.advance(far.start())
     monkeypatch.undo()
+    north.worker.close()
+    north.worker._forget()
     assert flag.exists()
     assert not state.failures
     sent = {client: digest(upload) for client, _, upload in link.uploads if client in CLIENTS["north"]}
@@ -308,14 +319,25 @@ def asked_to_begin(own: dict[str, Site], run: str) -> list[str]:
 
 
 def test_runs_that_began_together_share_what_the_policy_allows(tmp_path: Path) -> None:
-    """Each of the two could be paid for alone."""
+    """Each of the two could be paid for alone. Once the first is done, the second is no longer agreed on."""
     own = sites(tmp_path, epsilon=together(1) * 1.2, delta=DELTA)
-    begun = [remote(InProcess(own), config(), run=run) for run in ("first", "second")]
-    first, second = begun
+    first, second = [remote(InProcess(own), config(), run=run) for run in ("first", "second")]
     assert not after(ROUNDS, first).failures
-    with pytest.raises(RunFailed, match="BUDGET_SPENT"):
+    with pytest.raises(RunFailed, match=Refusal.NOT_AGREED):
         after(1, second)
-    assert ledger(own["north"]).spent("ann") <= mu_of(together(1) * 1.2, DELTA) ** 2 * (1 + 1e-6)
+    assert ledger(own["north"]).spent("ann") == pytest.approx(BUDGET)
+
+
+def test_in_each_round_the_policy_s_bound_counts_too(tmp_path: Path) -> None:
+    """Whatever a run could pay by itself."""
+    limits = Limits(epsilon=together(1) * 1.2, delta=DELTA)
+    bound = mu_of(limits.epsilon, DELTA) ** 2
+    made = SitePrivate(RECORDS, RUN, tmp_path, tmp_path / "run", limits)
+    assert made.left("ann") == pytest.approx(BUDGET)
+    entry = Entry("before", 0, "round", 1, "ann", "gradients", 1, 0.9 * bound, "d")
+    made.ledger.write([entry, replace(entry, client="bob", run=RUN, cost=0.1 * BUDGET)])
+    assert made.left("ann") == pytest.approx(0.1 * bound)
+    assert made.left("bob") == pytest.approx(0.9 * BUDGET)
 
 
 # ---- what each end refuses
@@ -378,7 +400,7 @@ def test_noise_inside_sums_is_not_there_yet_at_both_ends(tmp_path: Path) -> None
     ("change", "key"),
     [
         (lambda c: replace(c, evaluation=EvaluationSettings(fine_tune=1)), "evaluation.fine_tune"),
-        (lambda c: replace(c, method=METHODS["scaffold"]()), "privacy.level"),
+        (lambda c: replace(c, method=METHODS["fedpc"]()), "privacy.level"),
         (lambda c: replace(c, training=replace(c.training, optimizer_state="kept")), "training.optimizer_state"),
     ],
     ids=["fine_tune", "method", "optimizer_state"],
