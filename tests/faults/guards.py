@@ -2421,9 +2421,21 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
-        id="remote-sums-without-noise",
-        what="a run over sites does not pretend to have noise inside a sum",
-        tests="tests/federation/test_site_privacy.py -k noise_inside_sums",
+        id="sums-in-budget-at-sites",
+        what="a site adds to no sum that its clients cannot pay",
+        tests="tests/federation/test_site_privacy.py -k pays_before",
+        new="if False:",
+    ),
+    Guard(
+        id="sums-charged-at-sites",
+        what="a site pays for what it adds before that leaves",
+        tests="tests/federation/test_site_privacy.py -k pays_before",
+        new="",
+    ),
+    Guard(
+        id="one-noised-sum-at-sites",
+        what="a site of a private run adds once in a round",
+        tests="tests/federation/test_site_privacy.py -k one_sum_a_round",
         new="if False:",
     ),
     Guard(
@@ -2437,12 +2449,6 @@ GUARDS = (
         what="a site draws secret noise, whatever it is told",
         tests="tests/federation/test_site_privacy.py -k whatever_was_agreed",
         swap=('replace(settings, noise="secret")', "settings"),
-    ),
-    Guard(
-        id="site-s-sums-without-noise",
-        what="a site does not take noise at each client for noise inside a sum",
-        tests="tests/federation/test_site_privacy.py -k noise_inside_sums",
-        new="if False:",
     ),
     Guard(
         id="site-s-privacy",

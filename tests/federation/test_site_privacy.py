@@ -22,7 +22,7 @@ from protofed.federation.agreement import refusals
 from protofed.federation.codec import decoded, encoded
 from protofed.federation.enrolling import Central, described, enrolled
 from protofed.federation.in_process import InProcess
-from protofed.federation.messages import Answer, Description, Limits, Order, Refusal
+from protofed.federation.messages import Answer, Description, Failed, Limits, Order, Refusal
 from protofed.federation.processes import Worker, WorkerDied
 from protofed.federation.server import prepared
 from protofed.federation.signing import new_nonce
@@ -390,12 +390,6 @@ def test_a_site_whose_policy_asks_for_privacy_says_so_with_both_keys(
     assert why.count(f"PRIVACY_REQUIRED: {asks} in this site's policy, and privacy.level is") == 3
 
 
-def test_noise_inside_sums_is_not_there_yet_at_both_ends(tmp_path: Path) -> None:
-    both, own = replace(config("fedsgd"), secure=SecureSettings(sums=True)), sites(tmp_path)
-    assert "privacy.level" in refused(own, both)
-    assert "BAD_EXPERIMENT: privacy.level and secure.sums: this site adds no noise inside a sum" in said(own, both)
-
-
 @pytest.mark.parametrize(
     ("change", "key"),
     [
@@ -432,3 +426,92 @@ def test_one_that_tells_nonsense_of_what_it_released_is_refused() -> None:
         message = WireMessage(save({}, metadata={"spent": told}))
         with pytest.raises(Exception, match=r"released"):
             _ = message.charges
+
+
+# ---- noise inside a secure sum
+
+SUMS = SecureSettings(sums=True, threshold=0.8)
+"""Of five clients four stay at least."""
+HONEST = 4
+
+
+def summed(method: str = "fedsgd", privacy: PrivacySettings = RECORDS, **training: Any) -> Config:
+    return replace(config(method, privacy, batch_size=64, **training), secure=SUMS)
+
+
+def weights(state: Any) -> torch.Tensor:
+    return torch.cat([leaf.flatten() for leaf in state.server.params.values()])
+
+
+def test_a_sum_has_the_noise_of_all_shares_and_each_site_pays_for_its_clients(tmp_path: Path) -> None:
+    """Two runs differ by their noise. Each of five clients adds a share that is wide enough if four stay."""
+    ends = []
+    for name in ("one", "two"):
+        own = sites(tmp_path / name)
+        far = remote(InProcess(own), summed())
+        state = far.advance(far.start())
+        assert not state.failures
+        ends.append(weights(state))
+    multiplier, records = sqrt(ROUNDS / BUDGET), sum(len(data) for data in PLAIN.clients.values())
+    expected = sqrt(2) * 0.1 * multiplier * sqrt(5 / HONEST) / records
+    assert len(ends[0]) > 200
+    assert (ends[0] - ends[1]).std().item() == pytest.approx(expected, rel=0.2)
+    assert far.private is not None
+    for name, site in own.items():
+        spent = {client: ledger(site).spent(client) for client in CLIENTS[name]}
+        assert spent == dict.fromkeys(CLIENTS[name], pytest.approx(BUDGET / ROUNDS))
+        assert spent == {client: pytest.approx(far.private.ledger.spent(client)) for client in spent}
+
+
+@pytest.mark.parametrize(
+    ("method", "level", "training"), [("fedsgd", "record", {}), ("fedavg", "client", {"weighting": "uniform"})]
+)
+def test_a_run_of_noised_sums_spends_what_was_promised(
+    method: str, level: Any, training: dict[str, Any], tmp_path: Path
+) -> None:
+    own, useless = sites(tmp_path), replace(RECORDS, level=level, allow_useless=level == "client")
+    far = remote(InProcess(own), summed(method, useless, **training))
+    state = far.finish(after(ROUNDS, far))
+    assert not state.failures
+    kinds = {entry.kind for site in own.values() for entry in ledger(site).entries}
+    assert kinds == {"gradient sums" if level == "record" else "a client's change"}
+    for name, site in own.items():
+        for client in CLIENTS[name]:
+            assert ledger(site).spent(client) == pytest.approx(BUDGET)
+
+
+def test_a_site_pays_before_it_adds_and_cannot_be_asked_to_add_more(tmp_path: Path) -> None:
+    """A server that tries a round again and again gets as many masked uploads as are paid for."""
+    own = sites(tmp_path)
+
+    class Forgetful(Kept):
+        """Loses what clients add."""
+
+        def receive(self, timeout: float) -> Iterator[tuple[str, bytes]]:
+            for site, data in super().receive(timeout):
+                answer = decoded(data, MOST)
+                if isinstance(answer, Answer) and self.orders[-1][1].step == "sum.add.train":
+                    lost = (Failed(done.client, Reason.CLIENT_ERROR, "lost") for done in answer.done)
+                    data = encoded(replace(answer, done=(), failed=tuple(lost)))
+                yield site, data
+
+    far = remote(Forgetful(own), summed(attempts=ROUNDS))
+    state = far.start()
+    with pytest.raises(RunFailed, match="lost"):
+        far.advance(state)
+    assert ledger(own["north"]).spent("ann") == pytest.approx(BUDGET), "paid, though there is no sum"
+    later = remote(InProcess({name: again(site) for name, site in own.items()}), summed())
+    with pytest.raises(RunFailed, match="BUDGET_SPENT"):
+        later.advance(state)
+
+
+def test_a_private_run_has_one_sum_a_round(tmp_path: Path) -> None:
+    link = Kept(sites(tmp_path))
+    far = remote(link, summed())
+    far.advance(far.start())
+    order = next(order for site, order in link.orders if site == "north" and order.step == "sum.add.train")
+    other = replace(order, step="sum.add.join", ticket=replace(order.ticket, question=2), nonce=new_nonce())
+    site = link._sites["north"]
+    assert isinstance(site, Site)
+    details = {failed.detail for failed in asked(site, other).failed}
+    assert details == {"STEP_NOT_ALLOWED: a private run has one sum in each round, that of the training"}

@@ -90,8 +90,6 @@ def _beyond_privacy(plan: Plan, limits: Limits) -> Iterator[Refused]:
     if settings.is_on and settings.noise != "secret":  # guard: site-s-noise-is-secret
         what = "is not secret, so whoever knows the run's seed can take the noise off"
         yield Refusal.PRIVACY_REQUIRED, f"privacy.noise {what}"
-    if settings.is_on and plan.secure.sums:  # guard: site-s-sums-without-noise
-        yield Refusal.BAD_EXPERIMENT, "privacy.level and secure.sums: this site adds no noise inside a sum"
 
 
 def _other_keys(description: Description, data: SiteData, keyring: Keyring | None) -> Iterator[Refused]:

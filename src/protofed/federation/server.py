@@ -139,9 +139,6 @@ def check_remote(config: Config) -> Iterator[Problem]:
     if config.privacy.is_on and config.privacy.noise != "secret":  # guard: noise-of-sites-is-secret
         what = 'is "simulated", which protects nobody, and sites draw secret noise alone: set it to "secret"'
         yield Problem(("privacy", "noise"), what)
-    if config.privacy.is_on and config.secure.sums:  # guard: remote-sums-without-noise
-        what = "with secure.sums is for runs in one process so far: sites add no noise inside a sum yet"
-        yield Problem(("privacy", "level"), what, (("secure", "sums"),))
     if config.evaluation.global_models:
         what = "reads what clients keep, which stays at their sites: leave it out"
         yield Problem(("evaluation", "global_models"), what)

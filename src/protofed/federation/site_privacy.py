@@ -5,22 +5,25 @@ privacy/ledger.jsonl     what each release cost, in all runs
 runs/RUN/outbox/         what was sent lately, to be sent again bit for bit
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from protofed import wire
 from protofed.api.task import ClientId
 from protofed.engine.private import Private
 from protofed.federation.messages import Limits, Order, Refusal
 from protofed.federation.refused import Refused
-from protofed.privacy.account import epsilon_of, mu_of
-from protofed.privacy.ledger import FOLDER, LEDGER, Ledger, read
+from protofed.privacy.account import cost, epsilon_of, mu_of
+from protofed.privacy.exchanges import AddMasked
+from protofed.privacy.ledger import FOLDER, LEDGER, Entry, Ledger, read
 from protofed.privacy.outbox import Outbox
 from protofed.privacy.settings import PrivacySettings
 from protofed.runtimes.client_store import StateLost
-from protofed.runtimes.jobs import Answer, Failure, Job, failure_of
+from protofed.runtimes.jobs import Answer, Failure, Job, Reason, failure_of
 
 if TYPE_CHECKING:
     from protofed.engine.federation import Federation
@@ -103,6 +106,26 @@ class SitePrivate(Private):
             [(_, outcome)] = self.sent(federation, lambda jobs: ((one.client, run(one)) for one in jobs), [job], like)
         except StateLost as error:
             return failure_of(job.client, error)
+        return outcome
+
+    def outcome_of_sum(
+        self, federation: "Federation", job: Job, run: Callable[[Job], Answer | Failure]
+    ) -> Answer | Failure:
+        """What came of an exchange of a secure sum. A client pays before what it adds leaves the site, since others can
+        take the masks away without it. What it adds to a sum that is abandoned is paid for too."""
+        noised = federation.noised_sums
+        if noised is None or not isinstance(job.step, AddMasked):
+            return run(job)
+        price, left = cost(noised.multiplier), self.left(job.client)
+        if price > left * SLACK:  # guard: sums-in-budget-at-sites
+            what = f"another sum costs {price:.4g} of μ², and {left:.4g} is left"
+            return Failure(job.client, Reason.BUDGET_SPENT, what)
+        outcome = run(job)
+        if isinstance(outcome, Answer):
+            t, digest = job.ticket, hashlib.sha256(wire.encode(outcome.upload)).hexdigest()
+            kind = "a client's change" if noised.whole_client else "gradient sums"
+            entry = Entry(t.run, t.round, t.phase, t.question, job.client, kind, 1, price, digest)
+            self.ledger.write([entry])  # guard: sums-charged-at-sites
         return outcome
 
     def _failed(self, job: Job, failure: Failure) -> Failure:

@@ -106,13 +106,13 @@ class SiteRun:
             plan.training,
             runtime,
             uploads=_uploads(plan, limits),
-            secure=plan.secure.made(terms),
+            secure=(secure := plan.secure.made(terms)),
             private=private,
             fine_tune=plan.evaluation.fine_tune,
             name=description.run,
         )
         runtime.store = StateFiles(states, federation.initial_client_state, runtime.device)
-        sums = None if terms is None else SiteSums(federation, terms)
+        sums = None if secure is None else SiteSums(federation, secure.terms(federation))
         return cls(description, plan, federation, runtime, limits, sums, private)
 
     def done(self, order: Order, end: float) -> tuple[list[Done], list[Failed]]:
@@ -169,7 +169,8 @@ class SiteRun:
         """What came of a job. Raises Refused."""
         if self.private is None or job.step == self.federation.method.evaluate_own:
             return self.runtime.outcome(job)
-        return self.private.outcome(self.federation, job, self.runtime.outcome)
+        ask = self.private.outcome if self.sums is None else self.private.outcome_of_sum
+        return ask(self.federation, job, self.runtime.outcome)
 
     def _begins_afresh(self, outcome: Answer | Failure) -> bool:
         is_lost = isinstance(outcome, Failure) and outcome.reason == Reason.MEMORY_LOST

@@ -57,6 +57,8 @@ class SiteSums:
             raise Refused(
                 Refusal.STEP_NOT_ALLOWED, "the first sum of a round is that of the training, and no other sum is"
             )
+        if self.federation.private is not None and not is_first:  # guard: one-noised-sum-at-sites
+            raise Refused(Refusal.STEP_NOT_ALLOWED, "a private run has one sum in each round, that of the training")
         step, summand = step_named(self.federation.method, name), summand_named(self.federation.method, name)
         return AddMasked(adds_of(self.federation, step, summand), self.terms, occasion)
 
