@@ -6,7 +6,7 @@ runs/RUN/outbox/         what was sent lately, to be sent again bit for bit
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -45,9 +45,10 @@ class Spent:
     def path(self) -> Path:
         return self.folder / FOLDER / LEDGER
 
-    def epsilons(self, clients: Iterable[ClientId], delta: float) -> dict[ClientId, float]:
-        """ε of each client, over all runs."""
+    def epsilons(self, delta: float) -> dict[ClientId, float]:
+        """ε of each client that has released something, over all runs."""
         ledger = Ledger(entries=read(self.path))
+        clients = sorted({entry.client for entry in ledger.entries})
         return {client: epsilon_of(ledger.spent(client) ** 0.5, delta) for client in clients}
 
     def refusals(
