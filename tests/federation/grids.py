@@ -2,23 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import inf
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
+
 from protofed.api.method import Method
 from protofed.api.task import Task
 from protofed.engine.federation import Federation
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.state import State
 from protofed.federation.enrolling import Central, agree, described, enrolled, server_task
 from protofed.federation.in_process import InProcess
 from protofed.federation.interface import Link
+from protofed.federation.keyring import Keyring
+from protofed.federation.keys import PrivateKey
 from protofed.federation.messages import Limits
 from protofed.federation.runtime import Remote
-from protofed.federation.server import at_server
+from protofed.federation.server import at_server, terms_at_server
 from protofed.federation.site import Site
 from protofed.federation.site_data import SiteData, own_part
 from protofed.federation.site_store import StateFiles
+from protofed.federation.told_privacy import ToldPrivate
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.config import Config
 from protofed.runs.config.recording import task_table
 from protofed.runs.config.sections import EvaluationSettings
@@ -31,16 +39,30 @@ from protofed.tree import Tree
 CLIENTS = {"north": ("ann", "bob"), "south": ("cyd", "dan"), "west": ("eve",)}
 """Of each site, for the task of five clients."""
 RUN = "run-1"
+FEDERATION = "0" * 32
 NO_LIMITS = Limits()
+NO_SUMS = SecureSettings()
+NO_PRIVACY = PrivacySettings()
 AS_THEY_ARE = UploadSettings()
 USUAL = EvaluationSettings()
+
+
+@cache
+def key_of(site: str) -> PrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def keyring_of(folder: Path, site: str) -> Keyring:
+    return Keyring(FEDERATION, site, key_of(site), folder / site)
 
 
 def sites_of(
     folder: Path, task: Task = TASK, clients: Mapping[str, Sequence[str]] = CLIENTS, limits: Limits = NO_LIMITS
 ) -> dict[str, Site]:
     return {
-        name: Site(folder / name, SiteData(own_part(task, own), task_table(task)), limits)
+        name: Site(
+            folder / name, SiteData(own_part(task, own), task_table(task)), limits, keyring=keyring_of(folder, name)
+        )
         for name, own in clients.items()
     }
 
@@ -50,10 +72,21 @@ def config_of(
     task: Task = TASK,
     uploads: UploadSettings = AS_THEY_ARE,
     evaluation: EvaluationSettings = USUAL,
+    secure: SecureSettings = NO_SUMS,
+    privacy: PrivacySettings = NO_PRIVACY,
     **training: Any,
 ) -> Config:
     settings = replace(TRAINING, deadline=60.0, on_divergence="skip", **training)
-    return Config(task, method, settings, RuntimeSettings(name="sequential"), evaluation, uploads=uploads)
+    return Config(
+        task,
+        method,
+        settings,
+        RuntimeSettings(name="sequential"),
+        evaluation,
+        uploads=uploads,
+        secure=secure,
+        privacy=privacy,
+    )
 
 
 def remote(
@@ -75,6 +108,8 @@ def remote(
         config.training,
         runtime,
         uploads=pipeline,
+        secure=config.secure.made(terms_at_server(config, description)),
+        private=ToldPrivate(config.privacy) if config.privacy.is_on else None,
         fine_tune=fine_tune,
         name=run,
     )

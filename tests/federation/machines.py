@@ -33,6 +33,7 @@ deadline = 120.0
 on_divergence = "skip"
 [evaluation]
 every = {rounds}
+{sections}
 """
 
 
@@ -78,10 +79,11 @@ class Machines:
     def kit(self, site: str) -> Path:
         return self.federation / "kits" / site
 
-    def experiment(self, method: str, rounds: int, epochs: int = 1, **settings: str) -> Path:
-        path = self.folder / f"{'-'.join([method, *settings.values()])}.toml"
+    def experiment(self, method: str, rounds: int, epochs: int = 1, sections: str = "", **settings: str) -> Path:
+        name = "-".join([method, *settings.values(), *re.findall(r"\[(\w+)\]", sections)])
+        path = self.folder / f"{name}.toml"
         lines = [f'{key} = "{value}"' for key, value in {"name": method, **settings}.items()]
-        path.write_text(EXPERIMENT.format(method="\n".join(lines), rounds=rounds, epochs=epochs))
+        path.write_text(EXPERIMENT.format(method="\n".join(lines), rounds=rounds, epochs=epochs, sections=sections))
         return path
 
     def done(self, *words: object, code: int = 0) -> str:

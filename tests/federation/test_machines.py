@@ -62,7 +62,8 @@ def assert_as_in_one_process(machines: Machines, experiment: Path) -> None:
         def sampled(self, round: int, *_: Any) -> tuple[str, ...]:
             return tuple(client for client in own if (round, client) not in absent)
 
-    near = Scripted(config.method, own_part(config.task.build(), own), config.training)  # type: ignore[union-attr]
+    task = own_part(config.task.build(), own)  # type: ignore[union-attr]
+    near = Scripted(config.method, task, config.training, secure=config.secure.made())
     assert_same_states(machines, near)
 
 
@@ -185,6 +186,24 @@ def test_the_superlink_is_killed(machines: Machines, moment: str) -> None:
     ended_well(machines, experiment)
     assert "started anew" in machines.text("serve")
     assert left_out(machines) == {}
+
+
+# ---- secure sums
+
+
+@pytest.mark.parametrize("moment", ["sum.advertise, .*bytes go", "sum.share, .*bytes go", "sum.add.train, .*came"])
+def test_a_site_is_killed_between_two_exchanges_of_a_secure_sum(machines: Machines, moment: str) -> None:
+    """What it must know is in its vault. No sum can do without one of three sites."""
+    experiment = machines.experiment("scaffold", 3, epochs=20, sections="[secure]\nsums = true")
+    machines.sites()
+    machines.serve(experiment)
+    machines.wait_for("B", f"round 2, {moment}")
+    machines.kill("B")
+    machines.site("B")
+    ended_well(machines, experiment)
+    assert left_out(machines) == {}
+    lines = map(json.loads, (machines.results / "run" / "rounds.jsonl").read_text().splitlines())
+    assert all(not line["abandoned"] for line in lines)
 
 
 # ---- own files

@@ -314,10 +314,16 @@ def test_what_a_site_finds_too_rare_is_withheld_by_it(name: str, tmp_path: Path)
 def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:
     config = digits("fedper", deadline=0.0, on_divergence="stop")
     config = replace(config, evaluation=EvaluationSettings(global_models=True), runtime=RuntimeSettings(threads=2))
-    config = replace(config, secure=SecureSettings(sums=True), privacy=PrivacySettings("record"))
+    config = replace(config, secure=SecureSettings(sums=True, masks=False), privacy=PrivacySettings("record"))
     with pytest.raises(BadInput) as refused:
         prepared(InProcess({}), config, "r1")
-    keys = ("training.deadline", "training.on_divergence", "evaluation.global_models", "runtime.threads", "secure.sums")
+    keys = (
+        "training.deadline",
+        "training.on_divergence",
+        "evaluation.global_models",
+        "runtime.threads",
+        "secure.masks",
+    )
     for key in (*keys, "sites keep no ledger of their own"):
         assert key in str(refused.value)
 

@@ -427,3 +427,34 @@ def test_a_new_vault_goes_with_its_owner() -> None:
     del vault
     gc.collect()
     assert not folder.exists()
+
+
+def in_houses(of: Server, party_of: dict[str, str]) -> Server:
+    return replace(of, sites={name: replace(site, party_of=party_of) for name, site in of.sites.items()})
+
+
+@pytest.mark.parametrize(("exchange", "gone"), [(2, {"c04"}), (3, {"c04"}), (4, {"c04"})])
+def test_clients_of_two_houses_are_too_few(tmp_path: Path, exchange: int, gone: set[str]) -> None:
+    """Of five clients four would be enough; two are at each of two sites, and the fifth alone at a third one."""
+    houses = {"c00": "north", "c01": "north", "c02": "south", "c03": "south", "c04": "west"}
+    of = in_houses(server(tmp_path, 5), houses)
+    assert of.total().tolist() == plain(of, of.sites)
+    lame = in_houses(server(tmp_path / "other", 5), houses)
+    lame.drops = {exchange - 1: gone}
+    if exchange == 2:
+        lame.advertise()
+        site, ask = lame.sites["c00"], lambda: lame.sites["c00"].share_out(OCCASION, lame.roster)
+    elif exchange == 3:
+        lame.share_out()
+        site, ask = (
+            lame.sites["c00"],
+            lambda: lame.sites["c00"].mask(  # type: ignore[assignment,misc]
+                OCCASION, DIGEST, lame.for_site("c00"), lame.numbers["c00"]
+            ),
+        )
+    else:
+        lame.mask()
+        site, ask = lame.sites["c00"], lambda: lame.sites["c00"].agree(OCCASION, list(lame.masked), lame.dropped)
+    with pytest.raises(Aborted, match="clients of 2 sites are too few"):
+        ask()
+    assert site.vault.read("c00", "secrets") is not None

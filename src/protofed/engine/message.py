@@ -7,7 +7,7 @@ for before any tensor is made.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from protofed import wire
+from protofed.api.private import KINDS, Charge
 from protofed.runtimes.client_store import Receipt
 from protofed.runtimes.jobs import Reason, Ticket
 from protofed.tree import Tree
@@ -79,6 +80,21 @@ class WireMessage:
             raise Refused(Reason.NON_FINITE, "its training loss is not finite")
         return loss
 
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """What its client says that it released under differential privacy."""
+        try:
+            text = wire.header(self.data)["__metadata__"].get("spent")
+            rows = [] if text is None else json.loads(text)
+            charges = tuple(Charge(kind, releases, cost) for kind, releases, cost in rows)
+        except (wire.WireError, KeyError, AttributeError, TypeError, ValueError, RecursionError) as error:
+            raise Refused(Reason.UNDECODABLE, f"it does not say what it released: {error}") from error
+        for one in charges:
+            is_number = type(one.releases) is int and type(one.cost) is float and isfinite(one.cost)
+            if one.kind not in KINDS or not is_number or one.releases < 0 or one.cost < 0:
+                raise Refused(Reason.UNDECODABLE, "what it released is none of our kinds")
+        return charges
+
 
 def printable(text: str) -> str:
     """What a stranger wrote, fit for logs and files: no line breaks, no control codes, no half characters."""
@@ -86,11 +102,19 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MOST_TOLD])
 
 
-def sealed(ticket: Ticket, upload: Tree, receipt: Receipt | None = None, loss: float | None = None) -> WireMessage:
-    """An upload as bytes, with what it answers, the receipt of what its client keeps and its training loss."""
+def sealed(
+    ticket: Ticket,
+    upload: Tree,
+    receipt: Receipt | None = None,
+    loss: float | None = None,
+    charges: Sequence[Charge] = (),
+) -> WireMessage:
+    """An upload as bytes, with what it answers, the receipt of what its client keeps, its training loss and what it
+    released under differential privacy."""
     arrays = {path: leaf.detach().cpu().contiguous().clone() for path, leaf in wire.to_arrays(upload).items()}
     metadata = {"ticket": json.dumps(asdict(ticket))} | ({} if receipt is None else {"receipt": str(receipt)})
     metadata |= {} if loss is None else {"loss": repr(loss)}
+    metadata |= {"spent": json.dumps([[c.kind, c.releases, c.cost] for c in charges])} if charges else {}
     return WireMessage(save(arrays, metadata=metadata))
 
 

@@ -132,7 +132,7 @@ class NoisedSums:
                 'privacy.level = "record" and training.weighting: a mean over records has another bound at each '
                 'client; set it to "examples"'
             )
-        most, finest = self.share.most * self.share.multiplier, FixedPoint(len(of.sampled(0))).error * 2
+        most, finest = self.share.most * self.share.multiplier, FixedPoint(len(of.ids)).error * 2
         if log2(most) - 21 < log2(finest):
             yield f"privacy: noise of {most:.2g} is too narrow for the whole numbers of a sum; clip at a larger length"
 

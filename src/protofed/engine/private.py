@@ -15,6 +15,7 @@ from protofed import wire
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import Method, Step
 from protofed.api.private import BudgetSpent, NotPrivate, Terms, Unreleased
+from protofed.api.task import ClientId
 from protofed.engine.around import Around
 from protofed.errors import RunFailed
 from protofed.privacy.account import mu_of, multiplier
@@ -145,6 +146,10 @@ class Private:
         """Σ 1/m² of the client that has released most."""
         return most_spent(self.ledger.entries)
 
+    def left(self, client: ClientId) -> float:
+        """What a client may still spend of μ²."""
+        return self.budget - self.ledger.spent(client)
+
     # ---- clients' steps
 
     def sent(self, federation: "Federation", run: Run, jobs: Iterable[Job], like: Tree) -> Iterator[Outcome]:
@@ -161,8 +166,8 @@ class Private:
                     continue
                 terms = job.context.privacy
                 assert terms is not None
-                left = self.budget - self.ledger.spent(job.client)
-                new[job.client] = replace(job, context=replace(job.context, privacy=replace(terms, left=left)))
+                left = replace(terms, left=self.left(job.client))
+                new[job.client] = replace(job, context=replace(job.context, privacy=left))
                 yield new[job.client]
 
         for client, outcome in run(asked()):
@@ -171,9 +176,7 @@ class Private:
 
     def _written(self, federation: "Federation", job: Job, outcome: Answer | Failure) -> Answer | Failure:
         if isinstance(outcome, Failure):
-            if outcome.reason == Reason.BUDGET_SPENT:
-                raise RunFailed(f"BUDGET_SPENT: client {job.client}: {outcome.detail}; what was saved is intact")
-            return outcome
+            return self._failed(job, outcome)
         if self._outbox is not None:  # guard: sent-again-with-the-same-noise
             memory = federation.runtime.store.load(job.client, outcome.receipt) if outcome.receipt else ()
             spent = spent_by(outcome.charges)
@@ -184,6 +187,11 @@ class Private:
             self._outbox.forget(job.ticket.round)
         self._charge(job, outcome)
         return outcome
+
+    def _failed(self, job: Job, failure: Failure) -> Failure:
+        if failure.reason == Reason.BUDGET_SPENT:
+            raise RunFailed(f"BUDGET_SPENT: client {job.client}: {failure.detail}; what was saved is intact")
+        return failure
 
     def _charge(self, job: Job, answer: Answer) -> None:
         """Before the upload leaves."""

@@ -71,6 +71,7 @@ class RoundClients:
         self._losses: dict[ClientId, float] = {}
         self._seconds = 0.0
         self._runs = 0
+        self._questions = 0  # where a question takes several runs
         self._unread = 0
         self.ids = ids
 
@@ -102,7 +103,8 @@ class RoundClients:
             tests = "all"
             sent = Evaluated(sent, evaluation_spec(federation.test_sets(self.ids[0]), federation.task.num_classes))
         validator = UploadValidator(sent, federation.limits)
-        ticket = Ticket(federation.name, self._state.round, self._phase, self._runs, validator.model)
+        calls = self._runs, validator.model, self._questions or self._runs
+        ticket = Ticket(federation.name, self._state.round, self._phase, *calls)
         grouped = {} if group is None else {"group": group}
         exchange = Exchange(message_for, federation.task.num_classes, **grouped, where=self._where)
         call = _Call(ticket, ids, step, exchange, like, validator, tests, trains, evaluates, upload_bytes)
@@ -264,7 +266,7 @@ class RoundClients:
     def _job(self, client: ClientId, call: "_Call", halvings: int = 0) -> Job:
         federation, state = self._federation, self._state
         tests = federation.test_sets(client, call.tests)
-        context = federation.client_context(client, state.round, self._phase, call.ticket.call, tests)
+        context = federation.client_context(client, state.round, self._phase, call.ticket.question, tests)
         if halvings:
             context = replace(context, optimizer=halved(context.optimizer, halvings), halvings=halvings)
         return Job(

@@ -4,7 +4,7 @@ A secure sum has five exchanges, each one an ordinary call of the clients. So wh
 nonsense in any of them is left out as usual. Who drops out before adding is not in the sum; who has added is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,22 +50,23 @@ SETTINGS_OF_STAGES = {"ClipToMedian": "uploads.clip", "MinimumOwners": "uploads.
 
 
 class SecureSums:
-    """The secure sums of a run whose sites are all in this process or in forked ones."""
+    """The secure sums of a run."""
 
-    def __init__(self, settings: SecureSettings) -> None:
+    def __init__(self, settings: SecureSettings, terms: Terms | None = None) -> None:
+        """`terms` are those of sites, or of a server whose clients are at sites; without them all clients are in this
+        process or in forked ones."""
         self.settings = settings
-        self._terms: Terms | None = None
+        self._terms = terms
 
     def terms(self, federation: "Federation") -> Terms:
-        """What all sites know. Their identities are made when they are first needed."""
+        """What all sites know. Identities of clients in this process are made when they are first needed."""
         if self._terms is None:
-            vault, identities = Vault.new(), {}
-            for client in federation.ids:
-                private = masks.new_identity()
-                vault.keep(client, "identity", {"private": private.hex()})
-                identities[client] = masks.identity_of(private)
+            vault = Vault.new()
+            identities = {client: new_identity(vault, client) for client in federation.ids}
             self._terms = Terms(vault, identities, self.settings.threshold)
-        return self._terms
+        if federation.noised_sums is None:
+            return self._terms
+        return replace(self._terms, least=max(LEAST_SITES, federation.noised_sums.least))
 
     def clients(
         self, federation: "Federation", state: State, ids: tuple[ClientId, ...], phase: str, evaluates: bool = False
@@ -97,6 +98,23 @@ class SecureSums:
             yield f"secure.sums and training.fraction: {count} clients take part in a round, and it takes {LEAST_SITES}"
 
 
+def new_identity(vault: Vault, client: ClientId) -> bytes:
+    """The public half of what a client signs with from now on."""
+    private = masks.new_identity()
+    vault.keep(client, "identity", {"private": private.hex()})
+    return masks.identity_of(private)
+
+
+def adds_of(federation: "Federation", step: Step[Any, Any, Any], summand: Summand) -> Add:
+    """What clients do to add something, with noise if that is configured: the same at a server and at every site."""
+    method, noised = in_sum_form(unwrapped(federation.method)), federation.noised_sums
+    point, uploads = FixedPoint(len(federation.ids)), federation.uploads
+    adds = Add(step, summand, method.public_weight, point, uploads.min_class_count)
+    if noised is None:
+        return adds
+    return replace(adds, share=noised.share, unchanged=method.unchanged if noised.whole_client else None)
+
+
 class Told(Around):
     """The method at clients whose messages are those of secure sums."""
 
@@ -114,7 +132,6 @@ class SecureClients(RoundClients):
     ) -> None:
         super().__init__(federation, state, ids, phase)
         self._sums = sums
-        self._questions = 0
         self._method: SumMethod[Any, Any, Any, Any] = in_sum_form(unwrapped(federation.method))
 
     @property
@@ -160,15 +177,12 @@ class SecureClients(RoundClients):
         return totals
 
     def _adds(self, step: Step[Any, Any, Any], summand: Summand) -> Add:
-        """What clients do, with noise if that is configured."""
-        noised, uploads = self._noised, self._federation.uploads
-        adds = Add(step, summand, self._method.public_weight, FixedPoint(len(self.ids)), uploads.min_class_count)
-        if noised is None:
-            return adds
-        if self._phase != "round" or self._questions > 1:  # guard: one-noised-sum-a-round
-            raise RunFailed(f"privacy.level: {self._where} has a sum beside that of the round's training")
-        noised.check_budget(self.ids)
-        return replace(adds, share=noised.share, unchanged=self._method.unchanged if noised.whole_client else None)
+        """What clients do, if another sum may be made."""
+        if self._noised is not None:
+            if self._phase != "round" or self._questions > 1:  # guard: one-noised-sum-a-round
+                raise RunFailed(f"privacy.level: {self._where} has a sum beside that of the round's training")
+            self._noised.check_budget(self.ids)
+        return adds_of(self._federation, step, summand)
 
     @property
     def _noised(self) -> NoisedSums | None:
@@ -194,8 +208,6 @@ class SecureClients(RoundClients):
     def _masked_sum(self, adds: Add, message: Tree, like: MaskedUpload) -> tuple[list[ClientId], Tensor]:
         """Who has added, and the sum of what they have."""
         terms, digest = self._sums.terms(self._federation), exchanges.message_digest(message)
-        if self._noised is not None:
-            terms = replace(terms, least=max(LEAST_SITES, self._noised.least))
         occasion = Occasion(self._federation.name, self._phase, self._state.round, self._questions)
         announced = Announcement(exchanges.octets(digest))
         adverts = self._exchanged(Advertise(terms, occasion), announced, exchanges.LIKE_ADVERT)
@@ -204,11 +216,13 @@ class SecureClients(RoundClients):
         ids, count = roster.ids, len(roster.ids)
         needed = max(threshold(count, terms.share), terms.least)
         self._require(ids, needed, "advertised their keys")
+        self._require_parties(terms, ids)
 
         to_all = exchanges.roster_message(roster, list(terms.identities))
         like_shares = exchanges.SharesUpload(exchanges.rows_of(count, SEALED_BYTES))
         sealed = self._exchanged(ShareOut(terms, occasion), to_all, like_shares)
         self._require(sealed, needed, "shared their secrets")
+        self._require_parties(terms, sealed)
 
         has_shared = torch.tensor([client in sealed for client in ids], device="cpu")
 
@@ -219,6 +233,7 @@ class SecureClients(RoundClients):
 
         survivors, masked = added_up(super().run(AddMasked(adds, terms, occasion), request, like), like)
         self._require(survivors, needed, "added something")
+        self._require_parties(terms, survivors)
         self._charge(survivors, digest, masked)
         dropped = [client for client in sealed if client not in survivors]
 
@@ -256,6 +271,13 @@ class SecureClients(RoundClients):
         if len(clients) < needed:
             raise RoundAbandoned(f"{self._where}: {len(clients)} clients have {what}, and the sum needs {needed}.")
 
+    def _require_parties(self, terms: Terms, clients: Iterable[ClientId]) -> None:
+        parties = {terms.party_of.get(client, client) for client in clients}
+        if len(parties) < LEAST_SITES:
+            raise RoundAbandoned(
+                f"{self._where}: clients of {len(parties)} sites are left, of which a sum hides nothing."
+            )
+
     def _check_weights(self, totals: Totals, survivors: Sequence[ClientId], point: FixedPoint) -> None:
         """What clients count is public, so its sum is known: another one comes of a lie, or of masks that are left."""
         enrolled = self._federation.task.spec.clients
@@ -270,10 +292,8 @@ class SecureClients(RoundClients):
                 )
 
     def _job(self, client: ClientId, call: Any, halvings: int = 0) -> Job:
-        """A client draws what it would draw if it were asked in the clear: exchanges do not count."""
         job = super()._job(client, call, halvings)
-        plain = self._federation.client_context(client, self._state.round, self._phase, self._questions)
-        return replace(job, method=Told(job.method), context=replace(job.context, step_seed=plain.step_seed))
+        return replace(job, method=Told(job.method))
 
 
 def added_up(uploads: Iterator[tuple[ClientId, MaskedUpload]], like: MaskedUpload) -> tuple[list[ClientId], Tensor]:

@@ -9,6 +9,7 @@ from protofed.errors import BadInput
 
 if TYPE_CHECKING:
     from protofed.engine.secure import SecureSums
+    from protofed.privacy.exchanges import Terms
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ class SecureSettings:
     """Whether the numbers are masked. Without masks the same sum comes about, bit for bit, and sooner, but the server
     sees what each client adds: for simulations in which nobody is to be kept from seeing it."""
 
-    def made(self) -> "SecureSums | None":
+    def made(self, terms: "Terms | None" = None) -> "SecureSums | None":
+        """`terms` are those of clients that are at sites."""
         if not self.sums:
             return None
         try:
@@ -37,4 +39,4 @@ class SecureSettings:
             if error.name != "cryptography":
                 raise
             raise BadInput("secure.sums needs the library cryptography: pip install 'protofed[privacy]'") from None
-        return SecureSums(self)
+        return SecureSums(self, terms)

@@ -30,6 +30,7 @@ from protofed.federation.messages import (
     Refusal,
     RosterEntry,
     Shared,
+    SiteKeys,
     Verdict,
 )
 from protofed.federation.own_formats import read_preparation
@@ -65,6 +66,19 @@ class Enrolled:
     @property
     def site_of(self) -> dict[ClientId, str]:
         return {client: site for site, outline in self.outlines.items() for client in outline.clients}
+
+    @property
+    def keys(self) -> tuple[SiteKeys, ...]:
+        """For secure sums. Raises BadInput with the sites that have given none."""
+        found = {site: own.keys for site, own in self.enrolments.items()}
+        problems = [
+            f"{site}: {Refusal.OTHER_KEYS}: it gives {'no keys' if own is None else 'the keys of another site'}"
+            for site, own in found.items()
+            if own is None or own.site != site  # guard: sites-give-own-keys
+        ]
+        if problems:
+            raise BadInput("\n".join(problems))
+        return tuple(own for own in found.values() if own is not None)
 
     @property
     def digest(self) -> str:
@@ -238,7 +252,9 @@ def described(
     text = config_text(config)
     roster = tuple(RosterEntry(c, facts.domain, facts.is_held_out) for c, facts in sites.clients.items())
     digest = digest_of_methods(plan_of(text).methods)
-    return Description(run, text, versions(), digest, roster, tuple(central.tests), on_memory_lost, central.preparation)
+    keys = sites.keys if config.secure.sums else ()
+    tests = tuple(central.tests)
+    return Description(run, text, versions(), digest, roster, tests, on_memory_lost, central.preparation, keys)
 
 
 def agree(link: Link, description: Description, sites: Enrolled, seconds: float) -> None:

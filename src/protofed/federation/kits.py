@@ -241,6 +241,11 @@ min_class_count = 5
 min_rows = 5
 columns = []
 tell_classes = true
+require_secure_sums = false
+believed_keys = []
+require_privacy = false
+max_epsilon = 0.0
+max_epsilon_delta = 1e-5
 dry_run = false
 """
 

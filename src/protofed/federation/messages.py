@@ -19,7 +19,7 @@ from typing import Literal
 from protofed.api.task import ClientId
 from protofed.runtimes.jobs import TestKind, Ticket
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 OnMemoryLost = Literal["leave out", "start afresh"]
 """What happens when a site no longer has the state that a client should go on from: the client is left out, or it goes
@@ -54,6 +54,12 @@ class Refusal(StrEnum):
     NOT_FINITE = "NOT_FINITE"
     NONCE_USED = "NONCE_USED"
     DRY_RUN = "DRY_RUN"
+    SUMS_REQUIRED = "SUMS_REQUIRED"
+    SUMS_ONLY = "SUMS_ONLY"
+    FEW_SITES = "FEW_SITES"
+    OTHER_KEYS = "OTHER_KEYS"
+    PRIVACY_REQUIRED = "PRIVACY_REQUIRED"
+    EPSILON_TOO_LARGE = "EPSILON_TOO_LARGE"
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,14 @@ class Limits:
     """That the site works for one run, all its clients together."""
     class_count: int = 1
     """A client says nothing of a class of fewer examples."""
+    secure_sums: bool = False
+    """Whether it takes part in secure sums alone."""
+    privacy: bool = False
+    """Whether it takes part in runs with differential privacy alone."""
+    epsilon: float = 0.0
+    """The largest ε of each of its clients, over all runs together. 0: none."""
+    delta: float = 1e-5
+    """The δ of that."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +133,27 @@ class Question:
 
 
 @dataclass(frozen=True)
+class ClientKey:
+    """What a client signs with in secure sums."""
+
+    client: ClientId
+    key: str
+    """Of Ed25519, in hexadecimal."""
+    signature: str
+    """By the key of its site."""
+
+
+@dataclass(frozen=True)
+class SiteKeys:
+    """The keys of a site, as the other sites are told of them."""
+
+    site: str
+    key: str
+    """The public one that it was enrolled with, as PEM."""
+    clients: tuple[ClientKey, ...]
+
+
+@dataclass(frozen=True)
 class Enrolment:
     """What a site declares."""
 
@@ -135,6 +170,8 @@ class Enrolment:
     limits: Limits
     refusals: tuple[tuple[str, str], ...] = ()
     """Why it enrols nothing; the outline is empty then."""
+    keys: SiteKeys | None = None
+    """For secure sums."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +190,7 @@ class Description:
     run: str
     """Of letters, digits, `-` and `_`: the same for as long as the run goes on, whatever settings change."""
     config: str
-    """TOML with all defaults resolved: the sections task, method, training, uploads and evaluation."""
+    """TOML with all defaults resolved: the sections that `protofed.federation.plan.AGREED` names."""
     versions: Versions
     method_digest: str
     clients: tuple[RosterEntry, ...]
@@ -163,6 +200,8 @@ class Description:
     on_memory_lost: OnMemoryLost = "leave out"
     preparation: str = ""
     """How own files are prepared, as in `Question`."""
+    keys: tuple[SiteKeys, ...] = ()
+    """Of all sites, for secure sums. Empty without them."""
 
     @property
     def digest(self) -> str:
@@ -225,7 +264,7 @@ class Order:
     ticket: Ticket
     step: str
     """A coroutine method of the installed method, by name; `base.` before it for a step of what the method goes
-    around."""
+    around. Or an exchange of a secure sum, as `protofed.federation.steps` names them."""
     tests: TestKind
     evaluates: bool
     seconds: float

@@ -17,8 +17,8 @@ from protofed.federation.own_formats import (
     read_shares,
     shares_text,
 )
+from protofed.federation.refused import Refused
 from protofed.federation.site_data import SiteData
-from protofed.federation.site_run import Refused
 from protofed.runs.config.recording import task_table
 from protofed.runs.config.toml import loaded, section_text
 from protofed.tasks.custom import Custom

@@ -12,10 +12,12 @@ import torch
 
 import protofed.methods
 from protofed.api.method import Method
+from protofed.engine.secure_settings import SecureSettings
 from protofed.engine.training import Training
 from protofed.errors import BadInput
 from protofed.federation.messages import PROTOCOL, Versions
 from protofed.methods import METHODS
+from protofed.privacy.settings import PrivacySettings
 from protofed.runs.config.config import Config
 from protofed.runs.config.messages import without_place
 from protofed.runs.config.schema import Problems
@@ -24,7 +26,7 @@ from protofed.runs.config.toml import loaded, section_text
 from protofed.transforms.chain import UploadSettings
 from protofed.version import __version__
 
-AGREED = ("task", "method", "training", "uploads", "evaluation")
+AGREED = ("task", "method", "training", "uploads", "evaluation", "secure", "privacy")
 """The sections that both ends must have alike."""
 
 
@@ -38,6 +40,8 @@ class Plan:
     training: Training
     uploads: UploadSettings
     evaluation: EvaluationSettings
+    secure: SecureSettings
+    privacy: PrivacySettings
 
     @property
     def is_own_data(self) -> bool:

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from protofed.errors import BadInput
+from protofed.federation import keys
 from protofed.federation.addresses import host_and_port
+from protofed.federation.keyring import Keyring
 from protofed.federation.messages import Limits
 from protofed.federation.own_data import OwnData, Telling
 from protofed.federation.site_data import SiteData, package_data
@@ -80,6 +82,18 @@ class Policy:
     """Of own tables: the columns that may be learnt from. None are named: all but those in the task's `leave_out`."""
     tell_classes: bool = True
     """Of own files: whether the names of classes are told. If not, other sites must have all classes of this one."""
+    require_secure_sums: bool = False
+    """Whether this site takes part in secure sums alone, so that a server is given no upload of one client."""
+    believed_keys: list[str] = field(default_factory=list)
+    """For secure sums: the fingerprints of the other sites' keys, as they say them by telephone. None are named: each
+    key is believed that the server gives out first."""
+    require_privacy: bool = False
+    """Whether this site takes part in runs with differential privacy alone (`privacy.level`)."""
+    max_epsilon: Annotated[float, Ge(0), Le(1000)] = 0.0
+    """The largest ε of each of this site's clients, over all runs of this federation together; what they cost adds up.
+    Then every run must be private. 0: there is none, and each run promises what it says."""
+    max_epsilon_delta: Annotated[float, Gt(0), Le(0.01)] = 1e-5
+    """The δ at which `max_epsilon` is meant."""
     dry_run: bool = False
     """Everything is checked and written into the log, and nothing is done."""
 
@@ -96,6 +110,10 @@ class Policy:
             self.most_bytes,
             self.most_hours,
             self.min_class_count,
+            self.require_secure_sums,
+            self.require_privacy,
+            self.max_epsilon,
+            self.max_epsilon_delta,
         )
 
 
@@ -124,6 +142,11 @@ class SiteSettings:
     def state(self) -> Path:
         """What the site keeps: the states of its clients, its log, its node."""
         return self.folder / "state"
+
+    def keyring(self, private: keys.PrivateKey) -> Keyring:
+        """What the site needs for secure sums."""
+        believed = tuple(self.policy.believed_keys)
+        return Keyring(self.site.federation, self.site.name, private, self.state, believed)
 
     def data(self) -> SiteData | OwnData:
         """The site's examples, or the files that become examples once all sites have agreed."""
@@ -162,8 +185,8 @@ def read(folder: Path) -> SiteSettings:
         what = "must be the full path of the folder with this site's files, such as /srv/scans"
         problems.append(Problem(("data", "task", "path"), f"{what}: a site may be started from anywhere"))
     if problems or task is None:
-        keys = {name: field_names(cls) for name, cls in sections.items()}
-        raise BadInput(listed(problems, keys, place))  # guard: site-file-strict
+        settable = {name: field_names(cls) for name, cls in sections.items()}
+        raise BadInput(listed(problems, settable, place))  # guard: site-file-strict
     return SiteSettings(folder, values["site"], task, tuple(values["data"].clients), values["policy"])
 
 

@@ -3,15 +3,18 @@
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from math import inf
+from typing import TYPE_CHECKING
 
 from protofed.api.task import ClientId, Task
 from protofed.engine.federation import Federation
+from protofed.errors import BadInput
 from protofed.federation.enrolling import Central, Enrolled, agree, described, enrolled, server_task
 from protofed.federation.interface import Link
-from protofed.federation.messages import OnMemoryLost
+from protofed.federation.messages import Description, OnMemoryLost
 from protofed.federation.notices import sites_told
 from protofed.federation.runtime import Remote
 from protofed.federation.surveying import surveyed
+from protofed.federation.told_privacy import ToldPrivate
 from protofed.runs.config.checks import check_sections, check_task
 from protofed.runs.config.config import Config
 from protofed.runs.config.messages import refuse
@@ -21,6 +24,9 @@ from protofed.runs.runner import Experiment
 from protofed.tasks import ReadsOwnFiles
 from protofed.tasks.custom import Custom
 from protofed.transforms.chain import UploadPipeline
+
+if TYPE_CHECKING:
+    from protofed.privacy.exchanges import Terms
 
 
 @sites_told
@@ -59,6 +65,8 @@ def prepared(
         training,
         runtime,
         uploads=at_server(config.pipeline),
+        secure=config.secure.made(terms_at_server(config, description)),
+        private=ToldPrivate(config.privacy) if config.privacy.is_on else None,
         fine_tune=config.evaluation.fine_tune,
         name=run,
     )
@@ -92,6 +100,20 @@ def _identity(config: Config, sites: Enrolled, central: Central) -> str:
     return f"{settings}+{files}{sites.digest}{prepared}"
 
 
+def terms_at_server(config: Config, description: Description) -> "Terms | None":
+    """What the server knows of secure sums over sites: nothing secret. Raises BadInput."""
+    if not config.secure.sums:
+        return None
+    from protofed.federation.keyring import identities_of
+    from protofed.privacy.exchanges import Terms
+    from protofed.privacy.site import LEAST_SITES
+
+    if (count := len(description.keys)) < LEAST_SITES:
+        raise BadInput(f"secure.sums: {count} sites take part, and it takes {LEAST_SITES}")
+    identities, party_of = identities_of(description.keys)
+    return Terms(None, identities, config.secure.threshold, party_of=party_of)
+
+
 def at_server(pipeline: UploadPipeline) -> UploadPipeline:
     """What the server does with uploads. Sites withhold rare classes; it knows no labels that it could compare with."""
     return replace(pipeline, min_class_count=0)  # guard: server-without-labels-compares-none
@@ -111,12 +133,12 @@ def check_remote(config: Config) -> Iterator[Problem]:
     elif isinstance(config.task, ReadsOwnFiles):  # guard: remote-runs-without-own-tasks
         what = "is a task of your own code, which sites cannot agree on: take custom, or another of protofed's"
         yield Problem(("task", "name"), what)
-    if config.secure.sums:  # guard: remote-runs-without-secure-sums
-        what = "is for runs in one process so far: sites do not exchange keys with each other yet. Set it to false"
-        yield Problem(("secure", "sums"), what)
-    if config.privacy.is_on:  # guard: remote-runs-without-privacy
-        what = "is for runs in one process so far: sites keep no ledger of their own yet. Leave [privacy] out"
-        yield Problem(("privacy", "level"), what)
+    if config.secure.sums and not config.secure.masks:  # guard: remote-sums-have-masks
+        what = "is false, which is for simulations: sites add under masks alone. Leave it out"
+        yield Problem(("secure", "masks"), what)
+    if config.privacy.is_on and config.privacy.noise != "secret":  # guard: noise-of-sites-is-secret
+        what = 'is "simulated", which protects nobody, and sites draw secret noise alone: set it to "secret"'
+        yield Problem(("privacy", "noise"), what)
     if config.evaluation.global_models:
         what = "reads what clients keep, which stays at their sites: leave it out"
         yield Problem(("evaluation", "global_models"), what)

@@ -10,14 +10,17 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from protofed.engine.message import printable
 from protofed.errors import BadInput
 from protofed.federation.agreement import Refused as RefusedExperiment
 from protofed.federation.agreement import refusals
 from protofed.federation.codec import Undecodable, decoded, encoded
+from protofed.federation.keyring import Keyring, fingerprints
 from protofed.federation.messages import (
     Answer,
+    Description,
     Enrolment,
     Failed,
     Limits,
@@ -32,10 +35,13 @@ from protofed.federation.messages import (
     Verdict,
 )
 from protofed.federation.own_data import OwnData
-from protofed.federation.plan import method_digests, versions
+from protofed.federation.plan import method_digests, plan_of, versions
+from protofed.federation.refused import Refused
 from protofed.federation.site_data import SiteData
-from protofed.federation.site_run import Refused, SiteRun
+from protofed.federation.site_privacy import SitePrivate, Spent
+from protofed.federation.site_run import SiteRun
 from protofed.federation.site_store import SiteFolder
+from protofed.federation.steps import exchange_of
 from protofed.models.formats import outline_of
 from protofed.runs.config.recording import fingerprint
 from protofed.runs.store import opening
@@ -53,6 +59,8 @@ class Site:
     dry_run: bool = False
     """Whether everything is checked and written into the log, and nothing is done."""
     device: str = "cpu"
+    keyring: Keyring | None = None
+    """For secure sums; without it the site takes part in none."""
     _runs: dict[str, SiteRun] = field(default_factory=dict)
     """By the name of the run: what the last order needed."""
 
@@ -136,7 +144,10 @@ class Site:
             return Enrolment(question.nonce, versions(), "", (), (), methods, self.limits, told)
         validated = tuple(client for client in data.clients if client in data.task.validation)
         outline = outline_of(data.task).text().decode()
-        return Enrolment(question.nonce, versions(), outline, data.own_tests, validated, methods, self.limits)
+        keys = None if self.keyring is None else self.keyring.own(data.clients)
+        return Enrolment(
+            question.nonce, versions(), outline, data.own_tests, validated, methods, self.limits, keys=keys
+        )
 
     def _verdict(self, proposal: Proposal) -> Verdict:
         description, data = proposal.description, ""
@@ -145,7 +156,7 @@ class Site:
         except Exception as error:
             found = [self._refused(error, proposal.nonce)]
         else:
-            found, data = refusals(description, own, self.limits), fingerprint(own.task)
+            found, data = self._refusals(description, own), fingerprint(own.task)
         if not found:
             try:
                 self._run_of(proposal)
@@ -155,18 +166,31 @@ class Site:
             found = [(Refusal.OTHER_DATA, CHANGED)]
         if self.dry_run and not found:  # guard: dry-run-agrees-to-nothing
             found = [(Refusal.DRY_RUN, "this site only says what it would do, and would take part")]
+        facts: dict[str, Any] = {"run": printable(description.run), "description": description.digest}
         if not found:
+            if self.keyring is not None:
+                self.keyring.keep(description.keys)
+                facts["keys"] = dict(fingerprints(description.keys))
             self._files.agree(proposal, data)
         told = _named(found)
-        facts = {"run": printable(description.run), "description": description.digest, "config": description.config}
+        facts["config"] = description.config
         self._files.log("proposal", {**facts, "nonce": proposal.nonce, "refused": [*map(list, told)]})
         return Verdict(proposal.nonce, description.digest, told)
 
+    def _refusals(self, description: Description, data: SiteData) -> list[RefusedExperiment]:
+        found = refusals(description, data, self.limits, self.keyring)
+        if found:
+            return found
+        plan, spent = plan_of(description.config), Spent(self.folder)
+        return list(spent.refusals(plan.privacy, description.run, data.clients, self.limits))
+
     def _run_of(self, proposal: Proposal) -> SiteRun:
         description = proposal.description
-        states = self._files.run(description.run) / "clients"
-        data = self._data(description.preparation)
-        self._runs = {description.run: SiteRun.of(description, data, self.limits, states, self.device)}
+        own, data = self._files.run(description.run), self._data(description.preparation)
+        settings = plan_of(description.config).privacy
+        private = SitePrivate(settings, description.run, self.folder, own, self.limits) if settings.is_on else None
+        run = SiteRun.of(description, data, self.limits, own / "clients", self.device, self.keyring, private)
+        self._runs = {description.run: run}
         return self._runs[description.run]
 
     # ---- in a round
@@ -205,7 +229,10 @@ class Site:
         self._files.add_seconds(order.ticket.run, seconds)
         uploads = {one.client: hashlib.sha256(one.upload).hexdigest() for one in done}
         whys = {one.client: f"{one.reason}: {one.detail}" for one in failed}
-        facts = {"uploads": uploads, "failed": whys, "afresh": [one.client for one in done if one.is_afresh]}
+        facts: dict[str, Any] = {"uploads": uploads, "failed": whys}
+        facts["afresh"] = [one.client for one in done if one.is_afresh]
+        if run.private is not None:
+            facts["epsilon"] = run.private.epsilons(self.data.clients)
         self._files.log("done", {"nonce": order.nonce, "seconds": round(seconds, 3), **facts})
         return Answer(order.nonce, tuple(done), tuple(failed))
 
@@ -217,8 +244,8 @@ class Site:
             raise Refused(Refusal.NOT_AGREED, "this site has not agreed to this experiment")
         if any(work.client not in own for work in order.works):  # guard: only-own-clients
             raise Refused(Refusal.FOREIGN_CLIENT, "the order names a client that is not of this site")
-        step = order.step.rpartition(".")[2]
-        if self.limits.steps and step not in self.limits.steps:  # guard: site-s-steps
+        step = exchange_of(order.step)[1].rpartition(".")[2]
+        if step and self.limits.steps and step not in self.limits.steps:  # guard: site-s-steps
             raise Refused(Refusal.STEP_NOT_ALLOWED, f"this site does not do the step {printable(step)}")
         if not 0 <= ticket.round <= run.plan.training.rounds:  # guard: only-agreed-rounds
             raise Refused(Refusal.TOO_MANY_ROUNDS, f"round {ticket.round} of {run.plan.training.rounds}")
@@ -240,7 +267,7 @@ class Site:
             raise Refused(*self._refused(error, order.nonce)) from error
         if fingerprint(data.task) != self._files.data(description.run):  # guard: data-as-agreed-after-restart
             raise Refused(Refusal.OTHER_DATA, CHANGED)
-        if refusals(description, data, self.limits):  # guard: limits-after-restart
+        if self._refusals(description, data):  # guard: limits-after-restart
             return None
         return self._run_of(Proposal(order.nonce, description))
 

@@ -21,6 +21,7 @@ from protofed.federation.own_data import OwnData
 from protofed.federation.policy import SiteSettings
 from protofed.federation.signing import CLOCKS_DIFFER
 from protofed.federation.site_data import SiteData
+from protofed.federation.site_privacy import Spent
 from protofed.methods import METHODS
 from protofed.runtimes.sequential import Sequential
 from protofed.version import __version__
@@ -39,6 +40,8 @@ def check(settings: SiteSettings, reach: bool = True) -> Iterator[Finding]:
     """One finding after another. None of them ends the check."""
     yield from _caught("the files", lambda: _files(settings))
     yield from _versions()
+    yield from _caught("the other sites' keys", lambda: _peers(settings))
+    yield from _caught("what was released", lambda: _released(settings))
     yield from _caught("the data", lambda: _data(settings))
     if reach:
         yield from _caught(f"the server {settings.site.server}", lambda: _server(settings))
@@ -58,6 +61,22 @@ def _files(settings: SiteSettings) -> Iterator[Finding]:
     yield Finding(True, f"the server's key: {keys.fingerprint(server)} (is that what they say on the telephone?)")
     keys.private_folder(settings.state)
     yield Finding(True, f"{settings.state} is for this user alone")
+
+
+def _peers(settings: SiteSettings) -> Iterator[Finding]:
+    """Whose signatures are believed in secure sums."""
+    for site, mark in settings.keyring(keys.read_private_key(settings.key)).known().items():
+        yield Finding(True, f"the key of {site}, by the server: {mark} (is that what {site} says on the telephone?)")
+
+
+def _released(settings: SiteSettings) -> Iterator[Finding]:
+    """What clients have released in private runs."""
+    policy = settings.policy
+    bound = f" of {policy.max_epsilon:g}" if policy.max_epsilon else ""
+    for client, epsilon in Spent(settings.state).epsilons(policy.max_epsilon_delta).items():
+        good = not policy.max_epsilon or epsilon <= policy.max_epsilon * (1 + 1e-6)
+        text = f"{client} has released ε = {epsilon:.4g}{bound} in all runs, at δ = {policy.max_epsilon_delta:g}"
+        yield Finding(good, text)
 
 
 def _versions() -> Iterator[Finding]:

@@ -15,11 +15,15 @@ from protofed.engine.federation import Federation
 from protofed.engine.message import printable, sealed
 from protofed.engine.round import MOST_HALVINGS
 from protofed.engine.test_sets import APART
+from protofed.federation.keyring import Keyring
 from protofed.federation.messages import Description, Done, Failed, Limits, Order, Refusal, Work
 from protofed.federation.plan import Plan, plan_of
+from protofed.federation.refused import Refused
 from protofed.federation.site_data import SiteData
+from protofed.federation.site_privacy import SitePrivate
 from protofed.federation.site_store import StateFiles
-from protofed.federation.steps import UnknownStep, message_like, step_named
+from protofed.federation.site_sums import SiteSums
+from protofed.federation.steps import UnknownStep, exchange_of, message_like, step_named
 from protofed.optim.optimizers import halved
 from protofed.runs.runtime_choice import pinned_threads
 from protofed.runtimes.client_store import Receipt
@@ -30,16 +34,11 @@ from protofed.transforms.by_class import too_few
 from protofed.transforms.chain import UploadPipeline
 from protofed.tree import Tree
 
-CLAIMABLE = (Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE)
+CLAIMABLE = (
+    *(Reason.CLIENT_ERROR, Reason.DIVERGED, Reason.MEMORY_LOST, Reason.REFUSED_BY_SITE),
+    *(Reason.BUDGET_SPENT, Reason.UNRELEASED),
+)
 """What a site can say of a client that failed. All else is for the server to find out."""
-
-
-class Refused(Exception):
-    """This site does not do what an order asks for."""
-
-    def __init__(self, name: Refusal, text: str) -> None:
-        super().__init__(f"{name}: {text}")
-        self.name, self.text = name, text
 
 
 class LimitedRuntime(Sequential):
@@ -83,29 +82,48 @@ class SiteRun:
     federation: Federation
     runtime: LimitedRuntime
     limits: Limits
+    sums: SiteSums | None = None
+    """The only way in which anything leaves, if that was agreed on."""
+    private: SitePrivate | None = None
+    """What clients release, if they do so under differential privacy."""
 
     @classmethod
-    def of(cls, description: Description, data: SiteData, limits: Limits, states: Path, device: str) -> "SiteRun":
+    def of(
+        cls,
+        description: Description,
+        data: SiteData,
+        limits: Limits,
+        states: Path,
+        device: str,
+        keyring: Keyring | None = None,
+        private: SitePrivate | None = None,
+    ) -> "SiteRun":
         """Raises BadInput if no federation can be made of it."""
         plan, runtime = plan_of(description.config), LimitedRuntime(device, limits)
+        terms = None
+        if plan.secure.sums and keyring is not None:
+            terms = keyring.terms(description.keys, plan.secure.threshold)
         federation = Federation(
             plan.method,
             data.task_among(description.clients),
             plan.training,
             runtime,
             uploads=_uploads(plan, limits),
+            secure=(secure := plan.secure.made(terms)),
+            private=private,
             fine_tune=plan.evaluation.fine_tune,
             name=description.run,
         )
         runtime.store = StateFiles(states, federation.initial_client_state, runtime.device)
-        return cls(description, plan, federation, runtime, limits)
+        sums = None if secure is None else SiteSums(federation, secure.terms(federation))
+        return cls(description, plan, federation, runtime, limits, sums, private)
 
     def done(self, order: Order, end: float) -> tuple[list[Done], list[Failed]]:
         """What came of an order. Nobody waits for it any more after `end`, on the monotonic clock."""
         done: list[Done] = []
         failed: list[Failed] = []
         with pinned_threads(1), self.runtime.open(self.federation):
-            step, messages = self._step(order.step), self._messages(order)
+            step, messages = self._step(order), self._messages(order)
             for work in order.works:
                 try:
                     if time.monotonic() > end:  # guard: site-stops-at-deadline
@@ -125,7 +143,10 @@ class SiteRun:
             raise Refused(Refusal.UNREADABLE, "the order's clients do not name its messages")
         first = {work.message: work.client for work in reversed(order.works)}
         method, server = self.federation.method, self.federation.initial_server
-        likes = [message_like(method, order.step, server, first[number]) for number in sorted(first)]
+        exchange, name = exchange_of(order.step)
+        likes = [message_like(method, name or "train", server, first[number]) for number in sorted(first)]
+        if self.sums is not None and exchange:
+            likes = [self.sums.message_like(exchange, like) for like in likes]
         try:
             messages = wire.decode(order.messages, likes)
         except wire.WireError as error:
@@ -137,14 +158,23 @@ class SiteRun:
         return list(moved(messages, self.runtime.device))
 
     def _one(self, job: Job) -> Done | Failed:
-        outcome = self.runtime.outcome(job)
+        outcome = self._outcome(job)
         is_afresh = self._begins_afresh(outcome)
         if is_afresh:
-            outcome = self.runtime.outcome(replace(job, receipt=None))
+            outcome = self._outcome(replace(job, receipt=None))
         if isinstance(outcome, Answer):
-            sent = sealed(job.ticket, self._told(job, outcome.upload), outcome.receipt, outcome.loss)
+            outcome = outcome if self.sums is None else self.sums.checked(job, outcome)
+            upload = self._told(job, outcome.upload)
+            sent = sealed(job.ticket, upload, outcome.receipt, outcome.loss, outcome.charges)
             return Done(job.client, sent.data, is_afresh)
         return _claimed(outcome)
+
+    def _outcome(self, job: Job) -> Answer | Failure:
+        """What came of a job. Raises Refused."""
+        if self.private is None or job.step == self.federation.method.evaluate_own:
+            return self.runtime.outcome(job)
+        ask = self.private.outcome if self.sums is None else self.private.outcome_of_sum
+        return ask(self.federation, job, self.runtime.outcome)
 
     def _told(self, job: Job, upload: Tree) -> Tree:
         """An evaluation on a client's own examples, without those of classes that this site finds too rare."""
@@ -159,16 +189,20 @@ class SiteRun:
         is_lost = isinstance(outcome, Failure) and outcome.reason == Reason.MEMORY_LOST
         return is_lost and self.description.on_memory_lost == "start afresh"
 
-    def _step(self, name: str) -> Step[Any, Any, Any]:
+    def _step(self, order: Order) -> Step[Any, Any, Any]:
         try:
-            return step_named(self.federation.method, name)
+            if self.sums is not None:
+                return self.sums.step(order)
+            if self.private is not None:
+                self.private.refuse_step(order)
+            return step_named(self.federation.method, order.step)
         except UnknownStep as error:
             raise Refused(Refusal.STEP_NOT_ALLOWED, printable(str(error))) from error
 
     def _job(self, order: Order, step: Step[Any, Any, Any], work: Work, message: Tree) -> Job:
         federation, ticket = self.federation, order.ticket
         tests = federation.test_sets(work.client, order.tests)
-        context = federation.client_context(work.client, ticket.round, ticket.phase, ticket.call, tests)
+        context = federation.client_context(work.client, ticket.round, ticket.phase, ticket.question, tests)
         if not 0 <= work.halvings <= MOST_HALVINGS:  # guard: rates-are-only-halved
             raise Refused(Refusal.OTHER_SETTINGS, f"the order halves the learning rate {work.halvings} times")
         if work.halvings:
@@ -185,7 +219,7 @@ class SiteRun:
             context,
             message,
             Receipt(work.receipt) if work.receipt else None,
-            federation.method,
+            federation.method if self.sums is None else self.sums.method,
             order.tests,
             order.evaluates,
             federation.encoded,

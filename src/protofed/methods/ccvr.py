@@ -38,6 +38,7 @@ from torch import Tensor
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Clients, Method, Positive
 from protofed.api.requests import Objective
+from protofed.api.sums import Summand
 from protofed.data.batches import Batch
 from protofed.methods._shared.losses import known_cross_entropy
 from protofed.methods._shared.models import CLASSIFIER, embedded, server_embedding
@@ -131,6 +132,9 @@ class CCVR(StatefulWrapper):
             optimizer=Sgd(lr=self.rate, momentum=0.9),
         )
         return Calibrated(base, matching(params, CLASSIFIER))
+
+    def summand_of(self, step: str) -> Summand:
+        return added if step == "describe" else super().summand_of(step)
 
     async def describe(self, client: ClientContext, message: Any, memory: Any) -> Reply[ClassGaussians, Any]:
         z = await client.map(classified, message.params)

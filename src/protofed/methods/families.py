@@ -16,9 +16,9 @@ from protofed.api.method import Clients, Method, MethodWeighting, Uploads
 from protofed.api.private import PrivateClient
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
+from protofed.api.sums import Summand, folded
 from protofed.api.sums import Summands as Summands
 from protofed.api.sums import Totals as Totals
-from protofed.api.sums import folded
 from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.methods._shared.losses import cross_entropy
@@ -102,6 +102,13 @@ class SumMethod(Method[api.State, api.Message, api.Memory, api.Upload]):
     @abstractmethod
     def summand(self, upload: api.Upload, message: api.Message) -> Summands:
         """What a client adds; made of what it received and sent, so that it could be made at the client."""
+
+    def summand_of(self, step: str) -> Summand:
+        """What a client adds in a step, which is named: a site takes it from here, and adds nothing in a step that is
+        not named. A method that asks for more sums than that of the training says so here. Raises LookupError."""
+        if step != "train":
+            raise LookupError(step)
+        return self.summand
 
     @abstractmethod
     def from_sum(self, state: api.State, totals: Totals, server: ServerContext) -> api.State:

@@ -32,6 +32,7 @@ from protofed.api.evaluation import Reading
 from protofed.api.method import Clients
 from protofed.api.requests import Objective
 from protofed.api.roles import Count
+from protofed.api.sums import Summand
 from protofed.api.task import ClientId
 from protofed.api.views import Points
 from protofed.methods._shared.cluster_models import BetweenClusters, Description, for_everyone, mean_by_size
@@ -166,6 +167,9 @@ class FedPCSums(BetweenClusters, SumMethod[Known, ClusterModels, Member, MemberU
         """The projected prototypes, in the sums of the nearest centres."""
         point = self.point(Prototypes(upload.described.mean, upload.described.count))
         return {"points": (added(point[None], torch.ones(1), upload.member), 1.0)}
+
+    def summand_of(self, step: str) -> Summand:
+        return self.joined if step == "join" else super().summand_of(step)
 
     async def described(self, client: ClientContext, memory: Member) -> Member:
         """The memory of a client that knows where it belongs."""

@@ -26,6 +26,7 @@ from protofed import tree
 from protofed.api.contexts import ClientContext, Reply
 from protofed.api.method import Clients, SettingErrors
 from protofed.api.roles import Count
+from protofed.api.sums import Summand
 from protofed.api.task import ClientId, TaskSpec
 from protofed.methods._shared.sums import sums_over
 from protofed.methods._shared.targets import AgainstClusters, Targets, kept, of_all_classes
@@ -98,6 +99,9 @@ class FPLSums(AgainstClusters):
     def joined(self, upload: Joined, message: Centres) -> Summands:
         """The client's prototypes, in the sums of the nearest centres."""
         return {"clusters": (added(upload.prototypes.mean, upload.prototypes.count, upload.member), 1.0)}
+
+    def summand_of(self, step: str) -> Summand:
+        return self.joined if step == "join" else super().summand_of(step)
 
     def clustered(self, found: Clustered, plain: Prototypes, previous: Targets) -> Targets:
         """The prototypes of every class, Eq. (4) to (6)."""

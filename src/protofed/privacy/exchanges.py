@@ -3,8 +3,8 @@
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -134,24 +134,30 @@ def roster_of(message: RosterMessage, everyone: Sequence[ClientId]) -> Roster:
 
 @dataclass(frozen=True)
 class Terms:
-    """What every site knows of the secure sums of a run, and has not from the server."""
+    """What every site knows of the secure sums of a run, and has not from the server alone."""
 
-    vault: Vault
+    vault: Vault | None
+    """None at a server whose clients are at sites."""
     identities: Mapping[ClientId, bytes]
     """The public halves of what sites sign with, in canonical order."""
     share: float
     """The least part of the sites that must stay."""
     least: int = LEAST_SITES
     """And so many in any case."""
+    party_of: Mapping[ClientId, str] = field(default_factory=dict)
+    """The site that a client is at, where several may be at one."""
 
     def site(self, client: ClientId) -> Site:
-        return Site(self.vault, client, self.identities, self.share, self.least)
+        assert self.vault is not None, "what a client knows in a secure sum is at its site"
+        return Site(self.vault, client, self.identities, self.share, self.least, self.party_of)
 
 
 @dataclass(frozen=True)
 class Advertise:
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "advertise"
+    """By this name an order asks for it, as for the others."""
 
     async def __call__(self, client: ClientContext, message: Announcement, memory: Tree) -> Reply[AdvertUpload, Tree]:
         advert = self.terms.site(client.id).advertise(self.occasion, text_of(message.digest))
@@ -162,6 +168,7 @@ class Advertise:
 class ShareOut:
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "share"
 
     async def __call__(self, client: ClientContext, message: RosterMessage, memory: Tree) -> Reply[SharesUpload, Tree]:
         roster = roster_of(message, list(self.terms.identities))
@@ -251,6 +258,7 @@ class AddMasked:
     adds: Add
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "add"
 
     async def __call__(self, client: ClientContext, message: Request, memory: Tree) -> Reply[MaskedUpload, Tree]:
         site, digest = self.terms.site(client.id), message_digest(message.base)
@@ -266,6 +274,7 @@ class AddMasked:
 class Agree:
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "agree"
 
     async def __call__(self, client: ClientContext, message: Standing, memory: Tree) -> Reply[AgreementUpload, Tree]:
         site = self.terms.site(client.id)
@@ -281,6 +290,7 @@ class Agree:
 class Unmask:
     terms: Terms
     occasion: Occasion
+    exchange: ClassVar = "unmask"
 
     async def __call__(self, client: ClientContext, message: Agreed, memory: Tree) -> Reply[UnmaskingUpload, Tree]:
         site = self.terms.site(client.id)
@@ -296,3 +306,17 @@ LIKE_AGREEMENT = AgreementUpload(torch.zeros(SIGNATURE_BYTES, dtype=torch.uint8)
 
 def rows_of(count: int, size: int) -> Tensor:
     return torch.zeros(count, size, dtype=torch.uint8, device="cpu")
+
+
+def message_like(exchange: str, base: Tree) -> Tree:
+    """A message with the structure of those that clients are sent in an exchange; `base` is one of the method's."""
+    marks = torch.zeros(0, dtype=torch.bool, device="cpu")
+    keys, signatures = rows_of(0, KEY_BYTES), rows_of(0, SIGNATURE_BYTES)
+    likes: dict[str, Tree] = {
+        Advertise.exchange: Announcement(rows_of(0, 0)),
+        ShareOut.exchange: RosterMessage(marks, keys, keys, signatures),
+        AddMasked.exchange: Request(base, marks, rows_of(0, SEALED_BYTES)),
+        Agree.exchange: Standing(marks, marks),
+        Unmask.exchange: Agreed(signatures),
+    }
+    return likes[exchange]

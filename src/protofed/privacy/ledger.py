@@ -57,9 +57,9 @@ class Ledger:
     def entries(self) -> Sequence[Entry]:
         return tuple(self._entries)
 
-    def spent(self, client: ClientId) -> float:
-        """Σ 1/m² of a client: its μ² so far."""
-        return fsum(entry.cost for entry in self._entries if entry.client == client)
+    def spent(self, client: ClientId, run: str | None = None) -> float:
+        """Σ 1/m² of a client: its μ² so far, in all runs or in one."""
+        return fsum(e.cost for e in self._entries if e.client == client and run in (None, e.run))
 
     def write(self, entries: Iterable[Entry]) -> None:
         """Adds lines; they are on the disk when this returns. What is there already is the same release."""

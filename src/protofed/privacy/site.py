@@ -13,7 +13,7 @@ others as dropped out to each site. Then it gets the keys of more sites than may
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
@@ -114,6 +114,9 @@ class Site:
     """The least part of the sites that must stay."""
     least: int = LEAST_SITES
     """And so many in any case: the noise of so many is enough."""
+    party_of: Mapping[ClientId, str] = field(default_factory=dict)
+    """To whom a client belongs that has not a house of its own: what is at one site has one owner, who knows all of
+    it."""
 
     def needed(self, count: int) -> int:
         """How many of so many sites must stay to the end."""
@@ -121,8 +124,7 @@ class Site:
 
     def advertise(self, occasion: Occasion, digest: bytes) -> Advert:
         """The first exchange. Whatever the site knew of an earlier one is forgotten."""
-        done = self.vault.read(self.client, "unmasked") or {"occasions": []}
-        if occasion.text.hex() in done["occasions"]:  # guard: sums-unmasked-once
+        if occasion.text.hex() in self._unmasked(occasion):  # guard: sums-unmasked-once
             raise Aborted("this sum has been unmasked already: a second one would tell what one client added")
         sealing, masking, seed = masks.new_secret(), masks.new_secret(), masks.new_secret()
         public = masks.public_key(sealing), masks.public_key(masking)
@@ -142,6 +144,7 @@ class Site:
         if len(roster.ids) < max(LEAST_SITES, self.least):  # guard: sums-of-three
             needed = max(LEAST_SITES, self.least)
             raise Aborted(f"{len(roster.ids)} sites are too few for a secure sum: it takes {needed}")
+        self._check_parties(roster.ids)
         for client, advert in roster.adverts.items():
             text = advert_text(occasion, digest, client, advert.sealing, advert.masking)
             if client not in self.identities:
@@ -172,6 +175,7 @@ class Site:
             raise Aborted("the server names sites that do not take part")
         if len(others) + 1 < self.needed(len(roster.ids)):  # guard: sums-threshold
             raise Aborted(f"{len(others) + 1} of {len(roster.ids)} sites are too few to hide what one of them adds")
+        self._check_parties([self.client, *others])
         binding = about(occasion, digest, roster)
         shares = {}
         for client in others:
@@ -202,6 +206,7 @@ class Site:
             raise Aborted(
                 f"{len(survivors)} of {len(kept['adverts'])} sites are too few to hide what one of them added"
             )
+        self._check_parties(survivors)
         self._keep("agreed", occasion, {**kept, "survivors": sorted(survivors), "dropped": sorted(dropped)})
         identity = bytes.fromhex((self.vault.read(self.client, "identity") or {})["private"])
         return masks.signed(identity, self._agreement(occasion, kept, survivors, dropped))
@@ -215,8 +220,8 @@ class Site:
         agreed = [c for c in survivors if c in signatures and self._has_signed(c, signatures[c], text)]
         if len(agreed) < self.needed(len(kept["adverts"])):  # guard: sums-agreed
             raise Aborted(f"{len(agreed)} of {len(survivors)} sites were told that the same ones have added: too few")
-        done = self.vault.read(self.client, "unmasked") or {"occasions": []}
-        self.vault.keep(self.client, "unmasked", {"occasions": [*done["occasions"], occasion.text.hex()]})
+        done = [*self._unmasked(occasion), occasion.text.hex()]
+        self.vault.keep(self.client, _of_run(occasion), {"occasions": done})
         self.vault.forget(self.client, "secrets")  # guard: sums-secrets-forgotten
         chosen = {**dict.fromkeys(survivors, 0), **dict.fromkeys(dropped, 1)}
         return {client: bytes.fromhex(kept["shares"][client][which]) for client, which in chosen.items()}
@@ -240,6 +245,18 @@ class Site:
             raise Aborted("this exchange is not the next one of this round")
         return list(kept["adverts"])
 
+    def _unmasked(self, occasion: Occasion) -> list[str]:
+        """The sums of the same run that this site has helped to unmask."""
+        found: list[str] = (self.vault.read(self.client, _of_run(occasion)) or {"occasions": []})["occasions"]
+        return found
+
+    def _check_parties(self, clients: Sequence[ClientId]) -> None:
+        parties = {self.party_of.get(client, client) for client in clients}
+        if len(parties) < LEAST_SITES:  # guard: sums-of-three-houses
+            raise Aborted(
+                f"clients of {len(parties)} sites are too few: of two, each can tell what the other's have added"
+            )
+
     def _seal_key(self, private: bytes, roster: Roster, other: ClientId, binding: bytes) -> bytes:
         purpose = framed(b"protofed shares", binding, *(c.encode() for c in sorted((self.client, other))))
         key: bytes = self._checked(masks.agreed_key, private, roster.adverts[other].sealing, purpose)
@@ -260,6 +277,11 @@ class Site:
         if kept is None or (kept["stage"], kept["occasion"]) != (stage, occasion.text.hex()):
             raise Aborted("this exchange is not the next one of this round")
         return kept
+
+
+def _of_run(occasion: Occasion) -> str:
+    """Where the vault has what was unmasked in a run."""
+    return f"unmasked-{hashlib.sha256(occasion.run.encode()).hexdigest()[:32]}"
 
 
 def _route(binding: bytes, sender: ClientId, receiver: ClientId) -> bytes:

@@ -32,13 +32,22 @@ class Vault:
         return vault
 
     def keep(self, client: ClientId, kind: str, secrets: dict[str, Any]) -> None:
-        """Writes a site's secrets, in the place of those of this kind that it had."""
+        """Writes a site's secrets, in the place of those of this kind that it had. They are on the disk when this
+        returns: a site that has forgotten what it unmasked would do so again."""
         place = self._place(client, kind)
         new = place.with_suffix(".new")
         new.unlink(missing_ok=True)
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
             json.dump(secrets, file)
+            file.flush()
+            os.fsync(file.fileno())
         new.replace(place)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def read(self, client: ClientId, kind: str) -> dict[str, Any] | None:
         place = self._place(client, kind)

@@ -93,6 +93,8 @@ class Ticket:
     """Of the phase: a method may ask its clients several times."""
     model: str
     """The digest of what was asked for, names, types and shapes."""
+    question: int = 1
+    """Of the phase, as the method counts: a secure sum is one question in several calls. A client's draws go by it."""
 
 
 TestKind = Literal["none", "domains", "own", "all", "validation", "home"]
