@@ -63,7 +63,7 @@ def test_a_method_by_sums_over_messages_is_the_same_bit_for_bit(case: str, tmp_p
 # ---- who drops out
 
 
-STEPS = {1: "Advertise", 2: "ShareOut", 3: "AddMasked", 4: "Unmask"}
+STEPS = {1: "Advertise", 2: "ShareOut", 3: "AddMasked", 4: "Agree", 5: "Unmask"}
 
 
 def told(monkeypatch: pytest.MonkeyPatch, gone: str, kind: str) -> None:
