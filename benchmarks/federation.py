@@ -290,7 +290,7 @@ def timed(link: FlowerLink, notes: Notes) -> None:
 
     def begin() -> Any:
         session = begin_session()
-        send, fetched = session.send, session._fetched  # type: ignore[attr-defined]
+        send, received = session.send, session._received  # type: ignore[attr-defined]
 
         def sends(node: int, message: Signed) -> str:
             name: str = send(node, message)
@@ -298,11 +298,11 @@ def timed(link: FlowerLink, notes: Notes) -> None:
             return name
 
         def fetches(*arguments: Any) -> Signed:
-            found: Signed = fetched(*arguments)
+            found: Signed = received(*arguments)
             notes.note("fetched")
             return found
 
-        session.send, session._fetched = sends, fetches  # type: ignore[method-assign,attr-defined]
+        session.send, session._received = sends, fetches  # type: ignore[method-assign,attr-defined]
         return session
 
     link._begin = begin

@@ -157,6 +157,25 @@ def test_a_site_is_killed_and_comes_back(machines: Machines, moment: str) -> Non
     assert left_out(machines) == {}
 
 
+def test_a_site_stands_still_until_it_counts_as_gone_and_comes_back(machines: Machines) -> None:
+    """As a machine does that sleeps. The SuperLink has signed it off by then."""
+    experiment = begun(machines)
+    machines.wait_for("B", COMES)
+    processes = (machines.running["B"].pid, machines.worker("B"))
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+
+    def is_away() -> bool:
+        found = json.loads(machines.done("federation", "status", machines.federation, "--json"))
+        return bool(found["sites"]["B"]["state"] == "away")
+
+    machines.wait_until(is_away, "B does not count as gone")
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+    ended_well(machines, experiment)
+    assert all(why.startswith("LATE") for why in left_out(machines).values())  # of a busy machine: the deadline passed
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_the_server_is_killed_and_resumed(machines: Machines, moment: str) -> None:
     experiment = begun(machines)
