@@ -231,9 +231,9 @@ def test_no_link_in_the_privacy_folder_is_followed(tmp_path: Path, trap: Any) ->
     victim.write_text("all of it")
     trap(tmp_path / "run" / "privacy", victim)
     before = {path: path.read_bytes() for path in tmp_path.joinpath("moved").glob("*") if path.is_file()}
-    with pytest.raises(BadInput, match="none is followed|not a file"):
+    with pytest.raises(BadInput, match=r"none is followed|not a file"):
         run_in(tmp_path / "run", rounds=4, resume=True, allowed_changes=("training.rounds",))
-    with pytest.raises(BadInput, match="none is followed|not a file"):
+    with pytest.raises(BadInput, match=r"none is followed|not a file"):
         protofed.load(tmp_path / "run", task=task_of())
     assert victim.read_text() == "all of it"
     assert before == {path: path.read_bytes() for path in before}

@@ -33,8 +33,8 @@ import torch
 from protofed.errors import BadInput, RunFailed
 from protofed.models import formats
 from protofed.models.formats import Outline
-from protofed.runs.config import toml
 from protofed.privacy.ledger import FOLDER
+from protofed.runs.config import toml
 from protofed.runs.store import disk, opening
 from protofed.runs.store.checkpoint import rounds_digests, rounds_saved, write_atomically
 from protofed.runs.store.lock import Lock, locked
