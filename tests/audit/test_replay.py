@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from audit.replays import task_of
 from protofed import BadInput, SecureSettings
 from protofed.audit.replay import difference, replayed
 from protofed.audit.report import audit, facts, write
+from protofed.methods.families import OwnWeights
+from protofed.methods.fedper import FedPer
 from protofed.runs.loading import SavedRun, open_run
 from protofed.runs.store import verify
+from protofed.tree import Params
 
 TASK = task_of({f"c{k}": [0, 1, 2] * (4 + k) for k in range(4)}, tests=20)
 
@@ -58,6 +62,24 @@ def test_a_replay_that_ends_elsewhere_is_not_called_exact(copy: Path) -> None:
     assert replay.kind == "differs"
     assert replay.difference > 0
     assert "does not end in the run's last state" in written(copy, copy / "audit")
+
+
+class Restless(FedPer):
+    """What its clients keep is never the same twice; in the last round nobody but them sees that."""
+
+    def remember(self, params: Params, memory: OwnWeights) -> OwnWeights:
+        kept = super().remember(params, memory)
+        return OwnWeights({name: leaf + next(STEPS) for name, leaf in kept.params.items()})
+
+
+STEPS = count()
+
+
+def test_a_replay_after_which_clients_keep_something_else_is_not_called_exact(tmp_path: Path) -> None:
+    protofed.run(Restless(), TASK, folder=tmp_path / "run", rounds=2, epochs=1, batch_size=8, runtime="sequential")
+    replay = replayed(open_run(tmp_path / "run", task=TASK, method=Restless()))
+    assert replay.kind == "differs"
+    assert replay.difference > 1
 
 
 def test_without_the_state_before_it_clients_train_once_more(copy: Path) -> None:

@@ -76,7 +76,7 @@ class Replay:
     another machine. `further`: the state before the last round is not there, so clients trained once more from the
     state after it."""
     difference: float = 0.0
-    """The largest difference of a number of the server's state from that of the checkpoint."""
+    """The largest difference of a number of the server's state, or of what a client keeps, from the checkpoint's."""
 
     @property
     def uploads(self) -> dict[int, dict[ClientId, Sent]]:
@@ -145,7 +145,7 @@ def replayed(run: SavedRun) -> Replay:
         before = _state(run, federation, last - 1)
         after = federation.advance(before)
         finished = federation.finish(after)
-    gap = difference(finished.server, end.server)  # guard: audit-compares-states
+    gap = _difference_of_states(federation, finished, end)  # guard: audit-compares-states
     return Replay(federation, before, after, tap.sent, "differs" if gap else "exact", gap)
 
 
@@ -190,6 +190,15 @@ def refuse_unfit(run: SavedRun) -> None:
         raise BadInput(f"{where}: the states and data of its clients are at their sites; audit a simulation of it")
     if not run.federation.task.has_data:  # guard: audit-needs-data
         raise BadInput(f"{where}: the data are not at hand: its task was made in Python, so audit it from Python")
+
+
+def _difference_of_states(federation: Federation, a: State, b: State) -> float:
+    """Of what the server knows, and of what each client keeps."""
+    if a.receipts.keys() != b.receipts.keys():
+        return float("inf")
+    load = federation.runtime.store.load
+    kept = (difference(load(client, one), load(client, b.receipts[client])) for client, one in a.receipts.items())
+    return max(difference(a.server, b.server), *kept, 0.0)  # guard: audit-compares-memories
 
 
 def difference(a: Tree, b: Tree) -> float:
