@@ -283,7 +283,7 @@ def test_a_site_that_takes_part_in_sums_alone_says_so_with_both_keys(tmp_path: P
 
 def test_sums_of_sites_have_masks_at_both_ends(tmp_path: Path) -> None:
     config = config_of(method_of("fedavg"), secure=replace(SUMS, masks=False))
-    assert "secure.masks" in refused(sites_of(tmp_path), config)
+    assert "secure.masks: is false, which is for simulations" in refused(sites_of(tmp_path), config)
     with pytest.raises(BadInput, match=r"SUMS_REQUIRED: secure\.masks is false"):
         remote(InProcess(sites_of(tmp_path)), config)
 

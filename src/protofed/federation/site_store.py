@@ -6,6 +6,10 @@ runs/RUN/data                         a digest of the examples that it began wit
 runs/RUN/seconds                      how long the site has worked for it
 runs/RUN/answers/NUMBER-NONCE-SHA     the last answers, to be given again
 runs/RUN/clients/CLIENT/NUMBER-SHA    the last versions of a client's state, a safetensors file each
+runs/RUN/outbox                       what was sent with noise, to be sent again (`site_privacy.py`)
+privacy/ledger.jsonl                  what clients have released, in all runs
+peers/SITE.pub                        the keys of other sites that are believed (`keyring.py`)
+vault                                 secrets of secure sums, and which were unmasked
 
 A file is whole or not there, and a state's name is its SHA-256, which is checked whenever it is read.
 """
