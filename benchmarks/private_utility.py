@@ -1,0 +1,223 @@
+"""What differential privacy costs on minidigits, by where the noise is: python benchmarks/private_utility.py OUT
+
+Each cell is one run: a method, a place of the noise, an ε and a seed. A cell that is in OUT is not run again, so the
+command can be stopped and given again; `--where` divides the work between two processes. `--report` writes the table
+and the picture of what is there.
+
+Rates are chosen on seed 0 by accuracy, three for each: at ε = 8 for FedAvg and FedSGD, and used for all methods with
+noise in the same place, and for each method without noise. That costs privacy that no account has.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import protofed
+from protofed import PrivacySettings, SecureSettings, Sgd
+from protofed.api.method import Method
+from protofed.api.task import Task
+from protofed.audit.examples import examples_of
+from protofed.audit.report import audit
+from protofed.audit.statistics import pooled_auc
+from protofed.data.batches import Data
+from protofed.privacy.noise import Simulated
+from protofed.runs.loading import open_run
+from protofed.runs.results import Result
+from protofed.tasks.minidigits import Minidigits
+
+ROUNDS = 30
+"""Passes over the data, wherever the noise is: so many releases of gradients."""
+DELTA = 1e-5
+EPSILONS = ("8", "inf", "3", "1", "clipped")
+"""In the order in which they are run; `clipped` is without noise."""
+SEEDS = (0, 1, 2)
+FPL_GLOBAL = {"contrast_with": "global", "consistent_with": "global"}
+
+
+def at_clients() -> dict[str, Callable[[], Method[Any, Any, Any, Any]]]:
+    return {
+        "FedAvg": protofed.FedAvg,
+        "FPL (FINCH)": protofed.FPL,
+        "FPL (global)": lambda: protofed.FPL(**FPL_GLOBAL),
+        "FedNH": protofed.FedNH,
+    }
+
+
+def in_sums(rate: float) -> dict[str, Callable[[], Method[Any, Any, Any, Any]]]:
+    given = {"server_lr": rate, "momentum": 0.9}
+    return {
+        "FedSGD": lambda: protofed.FedSGD(**given),
+        "FPL (global)": lambda: protofed.FedSGD(base=protofed.FPL(**FPL_GLOBAL), **given),
+        "FedNH": lambda: protofed.FedSGD(base=protofed.FedNH(), **given),
+    }
+
+
+RATES = {
+    ("client", True): (1.0, 0.5, 2.0),
+    ("client", False): (0.1, 0.03, 0.3),
+    ("sum", True): (0.1, 0.05, 0.2),
+    ("sum", False): (0.03, 0.01, 0.1),
+}
+"""By the place and whether gradients are clipped."""
+PLAIN = {"client": "FedAvg", "sum": "FedSGD"}
+"""The methods by which rates are chosen."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    where: str
+    """`client`, `sum`, or `usual`: batches of 64, and no privacy."""
+    name: str
+    epsilon: str
+    rate: float
+    seed: int
+
+    @property
+    def key(self) -> str:
+        short = "".join(c if c.isalnum() else "-" for c in self.name.lower()).strip("-")
+        return f"{self.where}_{short}_{self.epsilon}_{self.rate:g}_{self.seed}"
+
+
+def measured(cell: Cell) -> dict[str, Any]:
+    settings: dict[str, Any] = {"rounds": ROUNDS, "seed": cell.seed, "evaluate_every": ROUNDS, "runtime": "sequential"}
+    if cell.epsilon != "inf":
+        epsilon = 1000.0 if cell.epsilon == "clipped" else float(cell.epsilon)
+        settings["privacy"] = PrivacySettings("record", epsilon=epsilon, delta=DELTA)
+    if cell.where == "usual":
+        method = at_clients()[cell.name]()
+        settings |= {"epochs": 1, "batch_size": 64, "optimizer": Sgd(lr=cell.rate)}
+    elif cell.where == "client":
+        method = at_clients()[cell.name]()
+        settings |= {"epochs": 1, "batch_size": 512, "optimizer": Sgd(lr=cell.rate)}
+    else:
+        method = in_sums(cell.rate)[cell.name]()
+        settings["secure"] = SecureSettings(sums=cell.epsilon != "inf", masks=False)
+    begin, cpu = time.monotonic(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder, without_noise(cell.epsilon == "clipped"):
+        run = Path(folder) / "run"
+        result = protofed.run(method, task(), folder=run, progress=False, **settings)
+        found = {
+            "accuracy": 100 * result.metrics("last")["average"],
+            "model_auc": model_auc(result),
+            "upload_auc": upload_auc(run) if cell.where == "client" and not cell.seed else None,
+        }
+    spent = {"wall_s": round(time.monotonic() - begin, 1), "cpu_s": round(time.process_time() - cpu, 1)}
+    return {**asdict(cell), **found, **spent, "commit": commit()}
+
+
+def upload_auc(run: Path) -> float:
+    """The best of the audit's attacks on what clients sent in the last round, which the server reads."""
+    return max(attack.auc for attack in audit(open_run(run, task=task())).attacks)
+
+
+def model_auc(result: Result) -> float:
+    """How well the loss of the final model, which everybody reads, tells clients' examples from test images."""
+    pairs = []
+    for client in result.federation.ids:
+        examples = examples_of(result.federation.task, client)
+        assert examples is not None
+        pairs.append((_losses(result, client, examples.members), _losses(result, client, examples.others)))
+    return pooled_auc(pairs)
+
+
+def _losses(result: Result, client: str, data: Data) -> Any:
+    """Minus the loss of each example, at the last global model."""
+    params, message = result.federation.method.public(result.server)
+    model = result.federation.networks_of(client).model(params)
+    x = result.federation.task.transform.clean(data.inputs(data.index))
+    with torch.no_grad():
+        scores = result.federation.method.predict(model, x, message, None)
+    return -F.cross_entropy(scores, data.labels, reduction="none").double().numpy()
+
+
+@contextmanager
+def without_noise(is_wanted: bool) -> Iterator[None]:
+    """Clipping as with ε = 1000, and zeros in the place of noise."""
+    whole = Simulated.whole
+    if is_wanted:
+        Simulated.whole = lambda self, count, scale: torch.zeros(count, dtype=torch.int64)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Simulated.whole = whole  # type: ignore[method-assign]
+
+
+@cache
+def task() -> Task:
+    return Minidigits(norm="group").build()
+
+
+@cache
+def commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+class Cells:
+    """The cells of OUT: those that are there, and new ones."""
+
+    def __init__(self, out: Path) -> None:
+        self.folder = out / "cells"
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def known(self, cell: Cell) -> dict[str, Any] | None:
+        path = self.folder / f"{cell.key}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def found(self, cell: Cell) -> dict[str, Any]:
+        known = self.known(cell)
+        if known is None:
+            known = measured(cell)
+            path = self.folder / f"{cell.key}.json"
+            path.with_suffix(".part").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+            path.with_suffix(".part").rename(path)
+            print(
+                f"{cell.key}: {known['accuracy']:.1f} %, AUC {known['model_auc']:.3f}, {known['cpu_s']} s", flush=True
+            )
+        return known
+
+    def rate(self, where: str, name: str, epsilon: str, of: Callable[[Cell], dict[str, Any] | None]) -> float | None:
+        """The best rate on seed 0; None if a cell that decides is not known."""
+        if epsilon != "inf":
+            name, epsilon = PLAIN[where], "8"
+        cells = [of(Cell(where, name, epsilon, rate, 0)) for rate in RATES[where, epsilon != "inf"]]
+        return max((c for c in cells if c), key=lambda c: c["accuracy"])["rate"] if all(cells) else None
+
+
+def run_all(out: Path, where: str, seeds: Sequence[int]) -> None:
+    cells, names = Cells(out), [*(at_clients() if where == "client" else in_sums(0.1))]
+    for seed in seeds:
+        for epsilon in EPSILONS:
+            for name in names:
+                rate = cells.rate(where, name, epsilon, cells.found)
+                if epsilon != "clipped" or seed == 0:
+                    cells.found(Cell(where, name, epsilon, rate, seed))
+        if where == "client":
+            cells.found(Cell("usual", "FedAvg", "inf", 0.1, seed))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Accuracy over ε, by where the noise is.")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--where", choices=["client", "sum"], help="only these; both by default")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    wanted = parser.parse_args()
+    torch.set_num_threads(1)
+    for where in [wanted.where] if wanted.where else ["client", "sum"]:
+        run_all(wanted.out, where, wanted.seeds)
+
+
+if __name__ == "__main__":
+    main()
