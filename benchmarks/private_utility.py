@@ -64,10 +64,10 @@ def in_sums(rate: float) -> dict[str, Callable[[], Method[Any, Any, Any, Any]]]:
 
 
 RATES = {
-    ("client", True): (1.0, 0.5, 2.0),
+    ("client", True): (2.0, 1.0, 4.0),
     ("client", False): (0.1, 0.03, 0.3),
-    ("sum", True): (0.1, 0.05, 0.2),
-    ("sum", False): (0.03, 0.01, 0.1),
+    ("sum", True): (0.2, 0.1, 0.4),
+    ("sum", False): (0.1, 0.05, 0.2),
 }
 """By the place and whether gradients are clipped."""
 PLAIN = {"client": "FedAvg", "sum": "FedSGD"}

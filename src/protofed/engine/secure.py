@@ -147,7 +147,7 @@ class SecureClients(RoundClients):
             decoded = decoded + len(survivors) * adds.reference(like, message)
         totals = totals_of(decoded, summands)
         self._check_weights(totals, survivors, adds.point)
-        return totals
+        return totals if self._noised is None else self._noised.cleaned(totals, self._state.round, len(survivors))
 
     def _adds(self, step: Step[Any, Any, Any], summand: Summand) -> Add:
         """What clients do, with noise if that is configured."""
@@ -157,8 +157,9 @@ class SecureClients(RoundClients):
             return adds
         if self._phase != "round" or self._questions > 1:  # guard: one-noised-sum-a-round
             raise RunFailed(f"privacy.level: {self._where} has a sum beside that of the round's training")
-        noised.check_budget(self.ids)
-        return replace(adds, share=noised.share, unchanged=self._method.unchanged if noised.whole_client else None)
+        noised.check_budget(self.ids, self._state.round)
+        share = noised.noise_of(self._state.round)
+        return replace(adds, share=share, unchanged=self._method.unchanged if noised.whole_client else None)
 
     @property
     def _noised(self) -> NoisedSums | None:
