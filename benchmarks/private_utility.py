@@ -39,7 +39,7 @@ from protofed.tasks.minidigits import Minidigits
 ROUNDS = 30
 """Passes over the data, wherever the noise is: so many releases of gradients."""
 DELTA = 1e-5
-EPSILONS = ("8", "inf", "3", "1", "clipped")
+EPSILONS = ("8", "inf", "1", "3", "clipped")
 """In the order in which they are run; `clipped` is without noise."""
 SEEDS = (0, 1, 2)
 FPL_GLOBAL = {"contrast_with": "global", "consistent_with": "global"}
@@ -201,9 +201,9 @@ def run_all(out: Path, where: str, seeds: Sequence[int]) -> None:
     for seed in seeds:
         for epsilon in EPSILONS:
             for name in names:
-                rate = cells.rate(where, name, epsilon, cells.found)
-                if epsilon != "clipped" or seed == 0:
-                    cells.found(Cell(where, name, epsilon, rate, seed))
+                if (epsilon == "clipped" and (seed or name != PLAIN[where])) or (seed and name == "FPL (FINCH)"):
+                    continue  # there is no time for all
+                cells.found(Cell(where, name, epsilon, cells.rate(where, name, epsilon, cells.found), seed))
         if where == "client":
             cells.found(Cell("usual", "FedAvg", "inf", 0.1, seed))
 

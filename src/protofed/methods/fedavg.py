@@ -24,5 +24,5 @@ class FedAvg(GlobalModel[Nothing], OneStep):
     def record_loss(self, message: Weights, round: int, num_rounds: int) -> tuple[Objective, tuple[Tree, ...]]:
         return Objective(self.loss), (message, Nothing())
 
-    def after_step(self, state: Weights, params: Params, sums: ClassSums) -> Weights:
+    def after_step(self, state: Weights, params: Params, sums: ClassSums | None) -> Weights:
         return Weights(params)

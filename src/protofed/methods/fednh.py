@@ -121,7 +121,8 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload], OneStep):
         rows = torch.zeros_like(state.params[PROTOTYPES])
         return ClassSums(rows, rows.new_zeros(len(rows)))
 
-    def after_step(self, state: Weights, params: Params, sums: ClassSums) -> Weights:
+    def after_step(self, state: Weights, params: Params, sums: ClassSums | None) -> Weights:
+        assert sums is not None
         prototypes = state.params[PROTOTYPES]
         seen = class_means.mean_of(sums, class_means.no_prototypes(*prototypes.shape))
         return Weights({**params, PROTOTYPES: turned(prototypes, seen, self.smoothing)})

@@ -29,7 +29,7 @@ from protofed.api.method import Method, Positive, SettingErrors, Uploads
 from protofed.api.roles import Count
 from protofed.api.task import TaskSpec
 from protofed.methods._shared.control_variates import zeros
-from protofed.methods._shared.one_step import OneStep, no_sums, why_not_one_step
+from protofed.methods._shared.one_step import OneStep, why_not_one_step
 from protofed.methods._shared.wrappers import StatefulWrapper, published
 from protofed.methods.families import Averages, OwnWeights, Summands, SumMethod, Totals
 from protofed.methods.fedavg import FedAvg
@@ -49,7 +49,7 @@ class Moving:
 @record
 class GradientUpload:
     gradient: Params  # of the parameters; summed over examples, or their mean where clients count alike
-    classes: ClassSums  # of the features that the base makes prototypes of; of no class if it makes none
+    classes: ClassSums | Nothing  # of the features that the base makes prototypes of, if it does
     statistics: Params  # of BatchNorm
     num_examples: Annotated[torch.Tensor, Count()]  # ()
 
@@ -120,7 +120,7 @@ class FedSGD(Averages, StatefulWrapper):
         gradient, statistics = await client.gradient_sum(objective, message.params, context)
         if self.is_uniform:
             gradient = {name: leaf / len(client.data) for name, leaf in gradient.items()}
-        classes = no_sums()
+        classes: ClassSums | Nothing = Nothing()
         if self.releases_class_sums:
             own = self.step.class_features, self.step.longest_feature
             classes = ClassSums(*await client.class_sums(message.params, *own))
@@ -150,5 +150,5 @@ class FedSGD(Averages, StatefulWrapper):
             params[name] = (start[name].double() - step).to(old.dtype)
             velocity[name] = moved.to(old.dtype)
         statistics = totals["statistics"].value() if "statistics" in totals else {}
-        sums = totals["classes"].total if "classes" in totals else no_sums()
+        sums = totals["classes"].total if "classes" in totals else None
         return Moving(self.step.after_step(state.base, {**start, **params, **statistics}, sums), velocity)

@@ -12,7 +12,7 @@ from protofed.api.private import Function
 from protofed.api.requests import Objective
 from protofed.methods.families import PrototypeSharing, WeightsAndPrototypes
 from protofed.prototypes.class_means import ClassSums
-from protofed.tree import Params, Tree
+from protofed.tree import Nothing, Params, Tree
 
 Targets = TypeVar("Targets")
 
@@ -37,18 +37,14 @@ class OneStep(ABC):
         """What a client that was sent this descends, and the context of its loss, which holds nothing but what was
         sent."""
 
-    def sums_spec(self, state: Any, server: ServerContext) -> ClassSums:
-        """Class sums of the shape that a client's have; of no class if the method releases none."""
-        return no_sums()
+    def sums_spec(self, state: Any, server: ServerContext) -> ClassSums | Nothing:
+        """Class sums of the shape that a client's have, if the method releases any."""
+        return Nothing()
 
     @abstractmethod
-    def after_step(self, state: Any, params: Params, sums: ClassSums) -> Any:
-        """What the server knows once it has stepped to these weights, and has class sums over all records; a class
-        whose count is 0 was not released."""
-
-
-def no_sums() -> ClassSums:
-    return ClassSums(torch.zeros(0, 0), torch.zeros(0))
+    def after_step(self, state: Any, params: Params, sums: ClassSums | None) -> Any:
+        """What the server knows once it has stepped to these weights, and has class sums over all records, if the
+        method releases any; a class whose count is 0 was not released."""
 
 
 class PrototypesOneStep(PrototypeSharing[Targets], OneStep):
@@ -63,8 +59,9 @@ class PrototypesOneStep(PrototypeSharing[Targets], OneStep):
         return ClassSums(torch.zeros(server.num_classes, server.feature_dim), torch.zeros(server.num_classes))
 
     def after_step(
-        self, state: WeightsAndPrototypes[Targets], params: Params, sums: ClassSums
+        self, state: WeightsAndPrototypes[Targets], params: Params, sums: ClassSums | None
     ) -> WeightsAndPrototypes[Targets]:
+        assert sums is not None
         return replace(state, params=params, prototypes=self.combine(sums, state.prototypes))
 
 
