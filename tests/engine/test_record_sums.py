@@ -29,6 +29,7 @@ from protofed.privacy.class_sums import class_queries, means_of
 from protofed.privacy.shares import NoiseShare, OwnSums, RecordNoise
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.runtimes.sequential import Sequential
+from protofed.transforms.by_class import withheld
 
 GLOBAL = {"contrast_with": "global", "consistent_with": "global"}
 RECORD = PrivacySettings("record", epsilon=8.0, clip_gradients=0.5, clip_features=2.0)
@@ -353,6 +354,14 @@ def test_without_privacy_prototypes_are_the_class_means_over_all_examples() -> N
     total, count = pooled_by_hand(of, state.server.base.params, 1e9, unit=False)
     assert made.count.tolist() == count.tolist()
     torch.testing.assert_close(made.mean, total / count[:, None], atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_of_a_rare_class_is_in_class_sums() -> None:
+    """By their roles, as everywhere."""
+    upload = ClassSums(torch.ones(3, 8), torch.tensor([4.0, 5.0, 6.0]))
+    sent = withheld(upload, torch.tensor([True, False, False]))
+    assert sent.count.tolist() == [0, 5, 6]
+    assert sent.total.sum(1).tolist() == [0, 8, 8]
 
 
 # ---- what is refused
