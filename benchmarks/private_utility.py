@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,6 +33,8 @@ from protofed.audit.report import audit
 from protofed.audit.statistics import pooled_auc
 from protofed.data.batches import Data
 from protofed.privacy.noise import Simulated
+from protofed.reports.analysis.style import MARKERS, panels, tidy
+from protofed.reports.figures import save_figure
 from protofed.runs.loading import open_run
 from protofed.runs.results import Result
 from protofed.tasks.minidigits import Minidigits
@@ -75,6 +78,8 @@ PLAIN_RATES = {
     "sum": {"FedSGD": (0.1, 0.05, 0.2), "FPL (global)": (0.01, 0.003, 0.03), "FedNH": (0.1, 0.03, 0.3)},
 }
 """For those that are not: of a method, around where it learns at all."""
+MANY_APART = ("#0072b2", "#d55e00", "#000000", "#009e73", "#cc79a7")
+"""Okabe and Ito's colours, which the colour-blind can tell apart."""
 PLAIN = {"client": "FedAvg", "sum": "FedSGD"}
 """The methods by which rates are chosen."""
 
@@ -163,9 +168,8 @@ def task() -> Task:
 
 @cache
 def commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    command = ["git", "rev-parse", "--short=12", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
 
 
 class Cells:
@@ -212,13 +216,83 @@ def run_all(out: Path, where: str, seeds: Sequence[int]) -> None:
                 cells.found(Cell(where, name, epsilon, cells.rate(where, name, epsilon, cells.found), seed))
 
 
+# ---- the report
+
+LABELS = {"inf": "∞", "clipped": "clipped, no noise"}
+COLUMNS = ("inf", "clipped", "8", "3", "1")
+
+
+def chosen(out: Path) -> dict[tuple[str, str], dict[str, list[dict[str, Any]]]]:
+    """The cells of the rates that were chosen, by place and method, and by ε; one for each seed."""
+    cells, found = Cells(out), dict[tuple[str, str], dict[str, list[dict[str, Any]]]]()
+    for where, names in (("client", at_clients()), ("sum", in_sums(0.1))):
+        for name in names:
+            for epsilon in COLUMNS:
+                rate = cells.rate(where, name, epsilon, cells.known)
+                own = [cells.known(Cell(where, name, epsilon, rate, seed)) for seed in SEEDS] if rate else []
+                found.setdefault((where, name), {})[epsilon] = [cell for cell in own if cell]
+    return found
+
+
+def table(out: Path) -> str:
+    heads = [f"ε = {LABELS.get(one, one)}" if one != "clipped" else LABELS[one] for one in COLUMNS]
+    lines = [f"| noise | method | {' | '.join(heads)} |", f"|---|---|{'---|' * len(COLUMNS)}"]
+    for (where, name), by_epsilon in chosen(out).items():
+        place = "at each client" if where == "client" else "in the sum"
+        lines.append(f"| {place} | {name} | {' | '.join(_shown(by_epsilon[one]) for one in COLUMNS)} |")
+    return "\n".join(lines)
+
+
+def _shown(cells: Sequence[dict[str, Any]]) -> str:
+    """Mean, the lowest and the highest, how many seeds, and the AUCs."""
+    if not cells:
+        return ""
+    values, aucs = [cell["accuracy"] for cell in cells], [cell["model_auc"] for cell in cells]
+    spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
+    sent = next((f", {cell['upload_auc']:.2f}" for cell in cells if cell["upload_auc"]), "")
+    return f"{fmean(values):.1f}{spread}, {len(values)} seed{'s' * (len(values) > 1)}; AUC {fmean(aucs):.2f}{sent}"
+
+
+def picture(out: Path, path: Path) -> None:
+    """Accuracy over ε. Places differ in the line and in the filling of the mark, methods in colour and mark."""
+    names = [*dict.fromkeys(name for _, name in chosen(out))]
+    order = ("1", "3", "8", "clipped", "inf")
+    figure, ((axis,),) = panels(1, 1, (6.4, 4.0))
+    for (where, name), by_epsilon in chosen(out).items():
+        drawn = [(x, by_epsilon[one]) for x, one in enumerate(order) if by_epsilon[one]]
+        if not drawn:
+            continue
+        k, is_sum = names.index(name), where == "sum"
+        look: dict[str, Any] = {"color": MANY_APART[k], "marker": MARKERS[k], "linestyle": "-" if is_sum else "--"}
+        means = [fmean(cell["accuracy"] for cell in cells) for _, cells in drawn]
+        label = f"{name}, noise {'in the sum' if is_sum else 'at each client'}"
+        axis.plot([x for x, _ in drawn], means, mfc=look["color"] if is_sum else "white", label=label, **look)
+        for x, cells in drawn:
+            values = [cell["accuracy"] for cell in cells]
+            axis.plot([x, x], [min(values), max(values)], color=look["color"], linewidth=0.9)
+    axis.axhline(10, color="#999999", linewidth=0.8)
+    axis.annotate("chance", (len(order) - 1, 10), va="bottom", ha="right", fontsize=8, color="#666666")
+    axis.set_xticks(range(len(order)), [f"ε = {one}" for one in order[:3]] + ["clipped,\nno noise", "not private"])
+    axis.set_ylim(0, 100)
+    tidy(axis, "", "", "accuracy in %, mean over the domains")
+    axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    save_figure(figure, path, grows=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Accuracy over ε, by where the noise is.")
     parser.add_argument("out", type=Path)
     parser.add_argument("--where", choices=["client", "sum"], help="only these; both by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument(
+        "--report", type=Path, help="run nothing; print the table, and draw the picture into this folder"
+    )
     wanted = parser.parse_args()
     torch.set_num_threads(1)
+    if wanted.report is not None:
+        print(table(wanted.out))
+        picture(wanted.out, wanted.report / "accuracy.png")
+        return
     for where in [wanted.where] if wanted.where else ["client", "sum"]:
         run_all(wanted.out, where, wanted.seeds)
 
