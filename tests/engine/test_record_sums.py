@@ -22,6 +22,7 @@ from protofed.api.requests import Objective
 from protofed.data.batches import Batch, Data
 from protofed.engine.federation import Federation
 from protofed.methods._shared.losses import cross_entropy
+from protofed.methods._shared.one_step import SentSums
 from protofed.methods.fednh import PROTOTYPES, turned
 from protofed.methods.fpl import FPL
 from protofed.privacy.account import epsilon_of, mu_of
@@ -358,7 +359,7 @@ def test_without_privacy_prototypes_are_the_class_means_over_all_examples() -> N
 
 def test_nothing_of_a_rare_class_is_in_class_sums() -> None:
     """By their roles, as everywhere."""
-    upload = ClassSums(torch.ones(3, 8), torch.tensor([4.0, 5.0, 6.0]))
+    upload = SentSums(torch.ones(3, 8), torch.tensor([4.0, 5.0, 6.0]))
     sent = withheld(upload, torch.tensor([True, False, False]))
     assert sent.count.tolist() == [0, 5, 6]
     assert sent.total.sum(1).tolist() == [0, 8, 8]
@@ -385,9 +386,9 @@ def with_gradient(upload: Any, change: Any) -> Any:
 CHANGES = {
     "a gradient that is longer": lambda u, c: with_gradient(u, lambda leaf: 2 * leaf),
     "raw class sums": lambda u, c: dataclasses.replace(
-        u, classes=ClassSums(u.classes.total + c.data.x.sum(), u.classes.count)
+        u, classes=SentSums(u.classes.total + c.data.x.sum(), u.classes.count)
     ),
-    "true counts": lambda u, c: dataclasses.replace(u, classes=ClassSums(u.classes.total, u.classes.count.clone())),
+    "true counts": lambda u, c: dataclasses.replace(u, classes=SentSums(u.classes.total, u.classes.count.clone())),
     "one tensor for two": lambda u, c: with_gradient(u, lambda leaf: next(iter(u.gradient.values()))),
 }
 

@@ -32,7 +32,7 @@ from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import embedded, embedding_dim
-from protofed.methods._shared.one_step import OneStep
+from protofed.methods._shared.one_step import OneStep, SentSums
 from protofed.methods.families import PublicWeights, Summands, Totals, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts
 from protofed.prototypes import class_means
@@ -117,9 +117,9 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload], OneStep):
     def record_loss(self, message: Weights, round: int, num_rounds: int) -> tuple[Objective, tuple[Tree, ...]]:
         return Objective(self.loss), (message, Nothing())
 
-    def sums_spec(self, state: Weights, server: ServerContext) -> ClassSums:
+    def sums_spec(self, state: Weights, server: ServerContext) -> SentSums:
         rows = torch.zeros_like(state.params[PROTOTYPES])
-        return ClassSums(rows, rows.new_zeros(len(rows)))
+        return SentSums(rows, rows.new_zeros(len(rows)))
 
     def after_step(self, state: Weights, params: Params, sums: ClassSums | None) -> Weights:
         assert sums is not None

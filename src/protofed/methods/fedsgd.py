@@ -29,12 +29,11 @@ from protofed.api.method import Method, Positive, SettingErrors, Uploads
 from protofed.api.roles import Count
 from protofed.api.task import TaskSpec
 from protofed.methods._shared.control_variates import zeros
-from protofed.methods._shared.one_step import OneStep, why_not_one_step
+from protofed.methods._shared.one_step import OneStep, SentSums, why_not_one_step
 from protofed.methods._shared.wrappers import StatefulWrapper, published
 from protofed.methods.families import Averages, OwnWeights, Summands, SumMethod, Totals
 from protofed.methods.fedavg import FedAvg
 from protofed.optim.optimizers import Optimizer
-from protofed.prototypes.class_means import ClassSums
 from protofed.tree import Nothing, Params, Tree, record
 
 
@@ -49,7 +48,7 @@ class Moving:
 @record
 class GradientUpload:
     gradient: Params  # of the parameters; summed over examples, or their mean where clients count alike
-    classes: ClassSums | Nothing  # of the features that the base makes prototypes of, if it does
+    classes: SentSums | Nothing  # of the features that the base makes prototypes of, if it does
     statistics: Params  # of BatchNorm
     num_examples: Annotated[torch.Tensor, Count()]  # ()
 
@@ -120,10 +119,10 @@ class FedSGD(Averages, StatefulWrapper):
         gradient, statistics = await client.gradient_sum(objective, message.params, context)
         if self.is_uniform:
             gradient = {name: leaf / len(client.data) for name, leaf in gradient.items()}
-        classes: ClassSums | Nothing = Nothing()
+        classes: SentSums | Nothing = Nothing()
         if self.releases_class_sums:
             own = self.step.class_features, self.step.longest_feature
-            classes = ClassSums(*await client.class_sums(message.params, *own))
+            classes = SentSums(*await client.class_sums(message.params, *own))
         return Reply(GradientUpload(gradient, classes, statistics, client.num_examples), OwnWeights(message.params))
 
     def unchanged(self, upload: GradientUpload, message: Any) -> GradientUpload:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext
 from protofed.api.requests import Objective
-from protofed.api.roles import Count, PerClass, Prototype
+from protofed.api.roles import Count, Prototype
 from protofed.api.views import Points
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model
@@ -33,8 +33,8 @@ class Prototypes:
 
 @record
 class ClassSums:
-    total: Annotated[Tensor, PerClass()]  # (C, D), zero where the class is absent
-    count: Annotated[Tensor, Count()]  # (C,)
+    total: Tensor  # (C, D)
+    count: Tensor  # (C,)
 
     def prototypes(self) -> Prototypes:
         return Prototypes(self.total / self.count.clamp(min=1)[:, None], self.count)

@@ -2,19 +2,29 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import torch
+from torch import Tensor
 
 from protofed.api.contexts import ServerContext
 from protofed.api.method import Method
 from protofed.api.private import Function
 from protofed.api.requests import Objective
+from protofed.api.roles import Count, PerClass
 from protofed.methods.families import PrototypeSharing, WeightsAndPrototypes
 from protofed.prototypes.class_means import ClassSums
-from protofed.tree import Nothing, Params, Tree
+from protofed.tree import Nothing, Params, Tree, record
 
 Targets = TypeVar("Targets")
+
+
+@record
+class SentSums(ClassSums):
+    """Class sums as a client sends them."""
+
+    total: Annotated[Tensor, PerClass()]  # (C, D), zero where the class is absent
+    count: Annotated[Tensor, Count()]  # (C,)
 
 
 class OneStep(ABC):
@@ -37,7 +47,7 @@ class OneStep(ABC):
         """What a client that was sent this descends, and the context of its loss, which holds nothing but what was
         sent."""
 
-    def sums_spec(self, state: Any, server: ServerContext) -> ClassSums | Nothing:
+    def sums_spec(self, state: Any, server: ServerContext) -> SentSums | Nothing:
         """Class sums of the shape that a client's have, if the method releases any."""
         return Nothing()
 
@@ -55,8 +65,8 @@ class PrototypesOneStep(PrototypeSharing[Targets], OneStep):
     ) -> tuple[Objective, tuple[Tree, ...]]:
         return Objective(self.loss), (message.prototypes,)
 
-    def sums_spec(self, state: WeightsAndPrototypes[Targets], server: ServerContext) -> ClassSums:
-        return ClassSums(torch.zeros(server.num_classes, server.feature_dim), torch.zeros(server.num_classes))
+    def sums_spec(self, state: WeightsAndPrototypes[Targets], server: ServerContext) -> SentSums:
+        return SentSums(torch.zeros(server.num_classes, server.feature_dim), torch.zeros(server.num_classes))
 
     def after_step(
         self, state: WeightsAndPrototypes[Targets], params: Params, sums: ClassSums | None
