@@ -226,7 +226,7 @@ def test_gradients_of_clients_can_be_hidden_too() -> None:
     of = noised(METHODS["fedsgd"](server_lr=1.0), secure=unmasked())
     before = of.start()
     after = of.advance(before)
-    step = torch.cat([(leaf - after.server.params[n]).flatten() for n, leaf in before.server.params.items()])
+    step = torch.cat([(leaf - after.server.base.params[n]).flatten() for n, leaf in before.server.base.params.items()])
     assert of.noised_sums is not None
     noise = of.noised_sums.multiplier * sqrt(CLIENTS / 7) / CLIENTS * sqrt(len(step))
     assert 0.5 * noise < step.norm() < 1 + 1.5 * noise
@@ -271,13 +271,16 @@ def test_the_step_is_along_the_sum_of_clipped_gradients_of_records() -> None:
     before = of.start()
     after = of.advance(before)
     count = sum(len(data) for data in of.task.clients.values())
-    step = torch.cat([(leaf - after.server.params[n]).flatten() for n, leaf in before.server.params.items()]) * count
-    expected = clipped_by_hand(of, before.server.params, 0.5)
+    step = (
+        torch.cat([(leaf - after.server.base.params[n]).flatten() for n, leaf in before.server.base.params.items()])
+        * count
+    )
+    expected = clipped_by_hand(of, before.server.base.params, 0.5)
     assert of.noised_sums is not None
     spread = 0.5 * of.noised_sums.multiplier * sqrt(CLIENTS / 7)
     assert spread < 0.03 * expected.norm()
     assert (step - expected).abs().max() < 5 * spread
-    assert (step - clipped_by_hand(of, before.server.params, 1e9)).norm() > 20 * spread, "nothing was clipped"
+    assert (step - clipped_by_hand(of, before.server.base.params, 1e9)).norm() > 20 * spread, "nothing was clipped"
 
 
 def test_the_noise_of_records_is_that_of_the_sum_and_not_of_each_client() -> None:
@@ -285,9 +288,12 @@ def test_the_noise_of_records_is_that_of_the_sum_and_not_of_each_client() -> Non
     before = of.start()
     after = of.advance(before)
     count = sum(len(data) for data in of.task.clients.values())
-    step = torch.cat([(leaf - after.server.params[n]).flatten() for n, leaf in before.server.params.items()]) * count
+    step = (
+        torch.cat([(leaf - after.server.base.params[n]).flatten() for n, leaf in before.server.base.params.items()])
+        * count
+    )
     assert of.noised_sums is not None
-    noise = step - clipped_by_hand(of, before.server.params, 0.5)
+    noise = step - clipped_by_hand(of, before.server.base.params, 0.5)
     expected = 0.5 * of.noised_sums.multiplier * sqrt(CLIENTS / 7)
     assert noise.square().mean().sqrt().item() == pytest.approx(expected, rel=4 / sqrt(2 * len(noise)))
 

@@ -45,7 +45,7 @@ def test_lengths_are_compared_for_a_user_s_own_data_unless_that_is_set() -> None
 
 
 def test_a_prototype_may_be_ten_times_as_long_as_the_median_and_no_longer() -> None:
-    """Lengths 5, 5 and 50, which is ten times 5, or 51, which is more. Absent classes do not count."""
+    """T17: Lengths 5, 5 and 50, which is ten times 5, or 51, which is more. Absent classes do not count."""
     a, b = prototypes([3, 4], [0, 0]), prototypes([0, 0], [-5, 0])
     assert refused(Reach(prototypes=10), a=a, b=b, c=prototypes([30, 40], [0, 1])) == {}
     detail = "mean: holds a prototype 10.2 times as long as the median of the round: above uploads.max_prototype_ratio"
@@ -179,6 +179,7 @@ def test_a_reach_of_weights_is_refused_where_nothing_can_be_compared(name: str) 
 
 
 def test_an_upload_that_tells_of_a_class_of_too_few_examples_is_refused() -> None:
+    """T17."""
     dropped = torch.tensor([False, True, False])
     limits = Limits(3, enrolled={"c": 10}, withheld=lambda client: dropped if client == "c" else None)
     like = prototypes([0, 0], [0, 0], [0, 0])

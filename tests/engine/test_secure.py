@@ -183,7 +183,7 @@ def test_one_that_lies_about_the_message_to_a_client_learns_nothing_of_it() -> N
 
 
 def test_a_sum_in_which_masks_were_left_is_refused() -> None:
-    """A client that adds noise of all 64 bits: what is left cannot be a sum of numbers."""
+    """T12: A client that adds noise of all 64 bits: what is left cannot be a sum of numbers."""
 
     class Noisy(Dropping):
         def run(self, jobs: Any) -> Iterator[Outcome]:

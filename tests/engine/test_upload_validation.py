@@ -229,7 +229,7 @@ def test_an_upload_of_another_structure_is_refused_rather_than_raised_or_passed(
 
 
 def test_a_negative_variance_is_refused_and_other_weights_may_be_negative() -> None:
-    """A layer of normalisation divides by the root of it. The weight `count` of every upload here is −1.5."""
+    """T17: A layer of normalisation divides by the root of it. The weight `count` of every upload here is −1.5."""
 
     def sent(*variance: float) -> Upload:
         return with_params(lambda params: {**params, "net.running_var": torch.tensor(variance)})

@@ -150,6 +150,7 @@ def difference(a: Tree, b: Tree) -> float:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_server_notices_exchanged_mass_unless_it_says_that_it_reads_sums(case: str) -> None:
+    """T13."""
     found = noticed(case)
     if method_of(case).sums:
         assert found <= TOLERANCE

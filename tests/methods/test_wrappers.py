@@ -32,6 +32,7 @@ from protofed.methods.fedasam import FedASAM
 from protofed.methods.feddecorr import FedDecorr
 from protofed.methods.feddyn import FedDyn
 from protofed.methods.fedseproto import FedSeProto
+from protofed.methods.fedsgd import FedSGD
 from protofed.methods.fedsr import FedSR
 from protofed.methods.fpl import FPL
 from protofed.methods.ga import GA
@@ -89,7 +90,8 @@ def pairs() -> list[Any]:
 
 
 def wrapped(wrapper: type[Method], base: type[Method]) -> Method:
-    return wrapper(base=base(), **QUICK.get(wrapper.__name__, {}))
+    by_sums = {"contrast_with": "global", "consistent_with": "global"} if (wrapper, base) == (FedSGD, FPL) else {}
+    return wrapper(base=base(**by_sums), **QUICK.get(wrapper.__name__, {}))
 
 
 @pytest.mark.parametrize("wrapper", [CCVR, PFedCSPC])
@@ -127,7 +129,8 @@ def test_the_matrix_has_every_wrapper() -> None:
     assert {"GA", "Averaging", "CCVR", "PFedCSPC"} <= {own.__name__ for own in WRAPPERS}
     assert set(REPRESENTATIVE) <= set(BASES)
     prototypes = {"fpl", "fedproc", "fedmlp", "fedproto_avg", "fednh", "fedetf"}
-    assert all(prototypes <= set(bases_of(wrapper)) for wrapper in WRAPPERS)
+    assert all(prototypes <= set(bases_of(wrapper)) for wrapper in WRAPPERS if wrapper is not FedSGD)
+    assert {*bases_of(FedSGD)} == {"fedavg", "fednh", "fedproc", "fedproto_avg", "fpl"}
     assert {"fedproto", "local", "fedpc", "fedper", "ifca"}.isdisjoint(bases_of(FedDecorr))
 
 

@@ -56,12 +56,13 @@ REFERENCE = [
 def test_many_releases_have_the_epsilon_of_a_numerical_accountant(
     m: float, releases: int, delta: float, epsilon: float
 ) -> None:
+    """T3."""
     assert epsilon_of(sqrt(releases * cost(m)), delta) == pytest.approx(epsilon, rel=1e-5)
 
 
 @pytest.mark.parametrize(("m", "releases", "delta", "epsilon"), REFERENCE[::5])
 def test_renyi_s_bound_is_a_little_above(m: float, releases: int, delta: float, epsilon: float) -> None:
-    """The older way to account: the least αμ²/2 + log(1/δ)/(α − 1) over α, which is μ²/2 + μ √(2 log(1/δ))."""
+    """T3: The older way to account: the least αμ²/2 + log(1/δ)/(α − 1) over α, which is μ²/2 + μ √(2 log(1/δ))."""
     mu = sqrt(releases) / m
     assert 1 <= (mu**2 / 2 + mu * sqrt(2 * log(1 / delta))) / epsilon_of(mu, delta) < 1.3
 

@@ -18,7 +18,8 @@ from protofed.engine.federation import Federation
 from protofed.errors import RunFailed
 from protofed.nn.networks import Model
 from protofed.optim.optimizers import Asam
-from protofed.privacy.client import ABSTAIN, RecordLevel, gradient_calls
+from protofed.privacy.class_sums import ABSTAIN
+from protofed.privacy.client import RecordLevel, gradient_calls
 from protofed.runtimes.sequential import Sequential
 from protofed.tree import Params
 

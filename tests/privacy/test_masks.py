@@ -29,7 +29,7 @@ def test_a_stream_is_aes_256_in_counter_mode() -> None:
 
 
 def test_every_bit_of_the_key_of_a_stream_counts() -> None:
-    """A key of 32 bits, as other libraries take, is found by trying."""
+    """T11: A key of 32 bits, as other libraries take, is found by trying."""
     streams = {masks.stream(bytes(b ^ (byte == k) << bit for byte, b in enumerate(KEY)), 4).tobytes()
                for k in range(32) for bit in (0, 7)}  # fmt: skip
     assert len(streams) == 64

@@ -15,6 +15,7 @@ DRAWS = 1_000_000
 
 @pytest.mark.parametrize("multiplier", [0.5, 5.0])
 def test_one_record_moves_a_sum_by_no_more_than_the_noise_is_made_for(multiplier: float) -> None:
+    """T1."""
     query = Query(size=64, most=4.0, multiplier=multiplier)
     rows = torch.randn(20_000, 64) * torch.logspace(-3, 6, 20_000)[:, None]
     rows[0], rows[1], rows[2, 0], rows[3, 1] = 0.0, 1e30, torch.inf, torch.nan
@@ -38,6 +39,7 @@ def test_sums_are_exact_in_any_order() -> None:
 
 @pytest.mark.parametrize("noise", [Simulated(1), Secret()], ids=["simulated", "secret"])
 def test_noise_has_mean_variance_and_kurtosis_of_what_was_said(noise: Noise) -> None:
+    """T2."""
     query = Query(size=DRAWS, most=2.0, multiplier=3.0)
     drawn = query.released(torch.zeros(1000, 1000, dtype=torch.float64), noise)
     assert drawn.shape == (1000, 1000)
@@ -72,6 +74,7 @@ def lower_bound(with_record: Tensor, without: Tensor, delta: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
 def test_a_million_draws_prove_no_more_than_was_promised_and_more_if_noise_is_halved(epsilon: float) -> None:
+    """T4."""
     query = Query(size=1, most=1.0, multiplier=1 / mu_of(epsilon, 1e-5))
     record = query.clipped(torch.tensor([[1.0]])).item()
     noise = Simulated(5)

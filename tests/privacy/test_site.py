@@ -120,6 +120,7 @@ def drawn(of: Server, count: int, seed: int) -> set[str]:
 @pytest.mark.parametrize("exchange", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_the_sum_is_that_of_those_who_added_whoever_drops_out(tmp_path: Path, exchange: int, count: int) -> None:
+    """T10."""
     of = server(tmp_path)
     gone = drawn(of, count, seed=10 * exchange + count)
     of.drops = {exchange: gone}
@@ -141,7 +142,7 @@ def test_the_sum_is_right_when_sites_drop_out_in_every_exchange(tmp_path: Path, 
 
 
 def test_the_order_in_which_sites_add_changes_no_bit(tmp_path: Path) -> None:
-    """50 orders of the masked numbers of those that stayed, with two gone in each of two exchanges."""
+    """T10: 50 orders of the masked numbers of those that stayed, with two gone in each of two exchanges."""
     of = server(tmp_path, 13)
     of.drops = {2: {"c03", "c08"}, 3: {"c00", "c05"}}
     of.total()
@@ -168,6 +169,7 @@ def test_more_than_two_thirds_must_stay() -> None:
 
 
 def test_with_too_few_at_the_end_there_is_no_sum(tmp_path: Path) -> None:
+    """T10."""
     of = server(tmp_path)
     of.drops = {5: drawn(of, 4, seed=1)}
     with pytest.raises(RoundAbandoned, match="6 sites gave shares, and 7"):
@@ -197,7 +199,7 @@ def test_with_too_few_before_the_end_sites_abort(tmp_path: Path, exchange: int) 
 
 
 def test_what_a_site_sends_is_uniform(tmp_path: Path) -> None:
-    """10⁶ numbers, all of them 5, in 2¹⁶ cells. By chance, one run in a million fails."""
+    """T11: 10⁶ numbers, all of them 5, in 2¹⁶ cells. By chance, one run in a million fails."""
     of = server(tmp_path, 3)
     of.numbers = {name: words(np.full(10**6, 5)) for name in of.sites}
     of.mask()
@@ -238,6 +240,7 @@ def aborts(act: Callable[[], object], match: str) -> None:
 
 
 def test_both_shares_of_one_site_are_never_given(tmp_path: Path) -> None:
+    """T12."""
     of = lies(tmp_path, "mask")
     aborts(lambda: of.sites["c00"].agree(OCCASION, sorted(of.masked), ["c04"]), "both shares")
 
@@ -309,6 +312,7 @@ def test_a_round_that_was_not_unmasked_can_be_tried_again_with_other_keys(tmp_pa
 
 
 def test_a_swapped_key_is_noticed(tmp_path: Path) -> None:
+    """T12."""
     of = lies(tmp_path, "advertise")
     for kind in ("sealing", "masking"):
         mine = {kind: masks.public_key(masks.new_secret())}
@@ -326,7 +330,7 @@ def test_a_site_that_nobody_knows_is_noticed(tmp_path: Path) -> None:
 
 
 def test_sites_that_were_sent_different_messages_notice(tmp_path: Path) -> None:
-    """Each signs the message that was announced to it, so that the masks of unequal models are never even made."""
+    """T12: Each signs the message that was announced to it, so that the masks of unequal models are never even made."""
     of = server(tmp_path)
     of.advertise()
     of.adverts["c05"] = of.sites["c05"].advertise(OCCASION, bytes(32))

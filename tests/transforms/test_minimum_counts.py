@@ -58,7 +58,7 @@ def rows_of(upload: Any, num_classes: int, dropped: list[int]) -> float:
 
 
 def test_a_class_of_fewer_examples_than_the_minimum_is_zero_in_all_that_is_sent() -> None:
-    """Over 100 drawn divisions of examples, with class means, Gaussians, and several rows for each class."""
+    """T17: Over 100 drawn divisions of examples, with class means, Gaussians, and several rows for each class."""
     draw = random.Random(3)
     generator = torch.Generator().manual_seed(3)
     seen = 0

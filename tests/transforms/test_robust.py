@@ -28,7 +28,7 @@ def by_sorting(vectors: list[Tensor], faulty: int) -> Tensor:
 
 @pytest.mark.parametrize(("count", "faulty"), [(1, 0), (4, 0), (3, 1), (5, 2), (12, 1), (12, 4), (13, 6)])
 def test_the_streaming_trimmed_mean_is_that_of_sorting(count: int, faulty: int) -> None:
-    """Bit for bit, after rounding to float32, also with ties and with values of 10¹² in any order of arrival.
+    """T14: Bit for bit, after rounding to float32, also with ties and with values of 10¹² in any order of arrival.
     Subtracting these from a sum would leave errors of about 10⁻⁴."""
     for seed in range(5):
         vectors = drawn(count, 500, seed)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from protofed.api.evaluation import TestSets
-from protofed.api.private import Charge, Terms
-from protofed.api.requests import Fit, Fitted, Map, Mechanism, Objective, PrivateFit, Request, Total
+from protofed.api.private import Charge, Features, Function, RecordSums, Terms
+from protofed.api.requests import Fit, Fitted, Map, Objective, PrivateFit, Request, Total
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch, Data
 from protofed.data.transforms import Transform
@@ -127,8 +127,8 @@ class ClientContext:
     """What its releases look like under differential privacy; None without."""
     charges: list[Charge] = field(default_factory=list)
     """What it has released in this step."""
-    clips: Mechanism | None = None
-    """What clips the gradients of single records that it adds up for a noised sum; None without such noise."""
+    sums: RecordSums | None = None
+    """What makes the sums over records to which noise comes in a secure sum; None without such noise."""
     terms: tuple[tuple[Callable[..., Tensor], tuple[Tree, ...]], ...] = ()
     _requests: Iterator[int] = field(default_factory=itertools.count)
 
@@ -217,7 +217,7 @@ class ClientContext:
         """Σ of the gradients of all examples at `params`, of the weights that may train, and the statistics of
         BatchNorm afterwards. Where records are hidden by noise in the sum over clients, each one's gradient is clipped,
         and the sum is exact, in float64."""
-        if self.clips is not None:
+        if self.sums is not None:
             request = PrivateFit(
                 networks=self.networks,
                 params=params,
@@ -229,14 +229,29 @@ class ClientContext:
                 epochs=1,
                 batch_size=len(self.data),
                 seed=self._next_seed(),
-                mechanisms=(self.clips,),
+                mechanisms=(self.sums.gradients(params, context),),
                 is_sum=True,
             )
-            return (await request).params, {}
+            return self.sums.noted((await request).params), {}
         whole = replace(self, batch_size=len(self.data))
         found = await whole.fit(objective, params=params, context=context, epochs=1, optimizer=Gradients())
         gradient = {name: len(self.data) * leaf for name, leaf in select(found, self.networks.trainable).items()}
         return gradient, select(found, list(self.networks.statistics))
+
+    async def class_sums(
+        self, params: Params, function: Function | None = None, longest: float | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Σ of each class's features at `params`, in evaluation mode, (C, D), and how many there are, (C,). `function`
+        gives other features, and `longest` is their largest length. Where records are hidden by noise in the sum over
+        clients, each one's features are clipped, the sums are exact, in float64, and zero in rounds without a release.
+        """
+        if self.sums is not None:
+            data = self.data if self.sums.releases_class_sums else self.data.rows(torch.arange(1))
+            z, y = await self.map(Features(function), params, data=data)
+            return self.sums.class_sums(z, y, self.num_classes, longest, params)
+        z, y = await self.map(Features(function), params)
+        zero = torch.zeros(self.num_classes, z.shape[1], dtype=torch.float64, device=z.device)
+        return zero.index_add(0, y, z.double()).float(), torch.bincount(y, minlength=self.num_classes).to(z.dtype)
 
     async def total(
         self,

@@ -116,8 +116,8 @@ class Method(ABC, Generic[State, Message, Memory, Upload]):
     releases_class_sums: ClassVar[bool] = False
     """Whether its private step releases class sums."""
     releases_gradient_sums: ClassVar[bool] = False
-    """Whether all that clients add is a sum of gradients (`ClientContext.gradient_sum`), clipped record by record, so
-    that noise in a secure sum hides records."""
+    """Whether all that clients add are sums over records (`ClientContext.gradient_sum` and `class_sums`), so that noise
+    in a secure sum hides records."""
     has_more_exchanges: ClassVar[bool] = False
     """Whether clients are asked more in a round than to train, so that no method goes around this one."""
 

@@ -8,11 +8,11 @@ numbers alone may be sent and kept: that is what `post` is for. All other tensor
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
-from protofed.api.requests import Objective
+from protofed.api.requests import Mechanism, Objective
 from protofed.api.task import ClientId
 from protofed.data.batches import Batch
 from protofed.nn.networks import Model, Networks
@@ -73,6 +73,38 @@ class NoisySums:
 
 
 Function = Callable[[Model, Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class Features:
+    """The features of examples and their classes, as a request asks for them."""
+
+    function: Function | None
+    """None for the features of the network."""
+
+    def __call__(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
+        z = model.features(batch.x) if self.function is None else self.function(model, batch)
+        return z, batch.y
+
+
+class RecordSums(Protocol):
+    """The sums over its records that a client makes for a secure sum with noise: each record is clipped, the sums are
+    exact, and nothing else may be added."""
+
+    @property
+    def releases_class_sums(self) -> bool:
+        """Whether class sums are released in this round."""
+
+    def gradients(self, *known: Tree) -> Mechanism:
+        """What clips the gradients of records. They are taken at trees that must have been sent."""
+
+    def noted(self, gradients: Params) -> Params:
+        """The sum of gradients, which may be added as it is."""
+
+    def class_sums(
+        self, z: Tensor, y: Tensor, num_classes: int, longest: float | None, *known: Tree
+    ) -> tuple[Tensor, Tensor]:
+        """Σ of the clipped features of each class, and how many there are, which may be added as they are."""
 
 
 class PrivateClient(ABC):

@@ -5,19 +5,25 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, log2, sqrt
+from math import ceil, fsum, log2, sqrt
 from typing import TYPE_CHECKING
 
 from protofed.api.method import Method
+from protofed.api.sums import Totals
 from protofed.api.task import ClientId
 from protofed.engine.around import unwrapped
+from protofed.engine.private import release_rounds
 from protofed.errors import RunFailed
+from protofed.methods._shared.one_step import OneStep
 from protofed.methods.families import SumMethod
 from protofed.privacy.account import cost, multiplier
+from protofed.privacy.class_sums import ends_in_relu, means_of
 from protofed.privacy.fixed_point import FixedPoint, flat
 from protofed.privacy.ledger import Entry
-from protofed.privacy.shares import NoiseShare
+from protofed.privacy.shares import NoiseShare, RecordNoise
 from protofed.privacy.site import threshold
+from protofed.prototypes.class_means import ClassSums
+from protofed.tree import Mean, named_leaves
 
 if TYPE_CHECKING:
     from protofed.engine.federation import Federation
@@ -62,30 +68,83 @@ class NoisedSums:
         return self.least - self.federation.secure.settings.colluders
 
     @cached_property
+    def release_rounds(self) -> tuple[int, ...]:
+        """The rounds whose sums have class sums too."""
+        private, method = self.federation.private, self.federation.method
+        assert private is not None
+        if self.whole_client or not method.releases_class_sums:
+            return ()
+        return release_rounds(private.settings.releases, self.federation.training.rounds)
+
+    @cached_property
     def multiplier(self) -> float:
-        """m of each sum, so that all sums of the run that a client is in keep to ε and δ."""
+        """m of each sum, class sums aside, so that all sums of the run that a client is in keep to ε and δ."""
         of, private = self.federation, self.federation.private
         assert private is not None
         sums = Counter(client for number in range(of.training.rounds) for client in of.sampled(number))
-        return multiplier(private.budget**0.5, max(sums.values()))
+        part = 1 - private.settings.prototype_share if self.release_rounds else 1.0
+        return multiplier((private.budget * part) ** 0.5, max(sums.values()))
+
+    @cached_property
+    def class_multiplier(self) -> float:
+        """m of each release of class sums; 0 if there are none."""
+        private, count = self.federation.private, len(self.release_rounds)
+        assert private is not None
+        return multiplier((private.budget * private.settings.prototype_share) ** 0.5, count) if count else 0.0
 
     @cached_property
     def share(self) -> NoiseShare:
+        """Of the changes of clients, or of gradients."""
         assert self.federation.private is not None
         s = self.federation.private.settings
         most = s.clip_client if self.whole_client else s.clip_gradients
         return NoiseShare(most, self.multiplier, self.honest, s.noise, self.whole_client)
 
-    # ---- what a sum costs
-
-    def check_budget(self, clients: Iterable[ClientId]) -> None:
-        """Before anybody is asked."""
+    def noise_of(self, round: int) -> NoiseShare | RecordNoise:
+        """What each client does to what it adds in a round."""
         private = self.federation.private
         assert private is not None
+        if self.whole_client:
+            return self.share
+        m = self.class_multiplier if round in self.release_rounds else 0.0
+        return RecordNoise(self.share, m, private.settings.clip_features)
+
+    def cleaned(self, totals: Totals, round: int, count: int) -> Totals:
+        """Sums over so many clients, where class sums are those of means that are no longer than features can be, and
+        of no class whose mean is mostly noise. This looks at nothing but what is released."""
+        if round not in self.release_rounds:
+            return totals  # class sums are all zero
+        return {name: self._cleaned(mean, round, count) for name, mean in totals.items()}
+
+    def _cleaned(self, mean: Mean, round: int, count: int) -> Mean:
+        sums, noise = mean.total, self.noise_of(round)
+        if not (isinstance(sums, ClassSums) and isinstance(noise, RecordNoise)):
+            return mean
+        base = getattr(unwrapped(self.federation.method), "base", None)
+        longest, own = (base.longest_feature, base.class_features) if isinstance(base, OneStep) else (None, None)
+        classes, dim = sums.total.shape
+        query, _ = noise.queries(classes, dim, longest)
+        is_positive = own is None and ends_in_relu(self.federation.networks_of(self.federation.ids[0]))
+        # More than the least that stay have added noise.
+        means, is_known = means_of(sums.total, sums.count, query, is_positive, sqrt(count / self.honest))
+        known = sums.count * is_known
+        return Mean.of_sums(sums, named_leaves(ClassSums(means * known[:, None], known)), mean.weight)
+
+    # ---- what a sum costs
+
+    def costs(self, round: int) -> dict[str, float]:
+        """What the sum of a round costs, by kind: 1/m² each, of one joint release."""
+        kinds = {"a client's change" if self.whole_client else "gradient sums": cost(self.multiplier)}
+        return {**kinds, "class sums": cost(self.class_multiplier)} if round in self.release_rounds else kinds
+
+    def check_budget(self, clients: Iterable[ClientId], round: int) -> None:
+        """Before anybody is asked."""
+        private, price = self.federation.private, fsum(self.costs(round).values())
+        assert private is not None
         for client in clients:
-            if private.ledger.spent(client) + cost(self.multiplier) > private.budget * SLACK:  # guard: sums-in-budget
+            if private.ledger.spent(client) + price > private.budget * SLACK:  # guard: sums-in-budget
                 raise RunFailed(
-                    f"BUDGET_SPENT: client {client}: another sum costs {cost(self.multiplier):.4g} of μ², and not so "
+                    f"BUDGET_SPENT: client {client}: another sum costs {price:.4g} of μ², and not so "
                     "much is left; what was saved is intact"
                 )
 
@@ -94,11 +153,11 @@ class NoisedSums:
         comes about again, and costs nothing."""
         private = self.federation.private
         assert private is not None
-        kind = "a client's change" if self.whole_client else "gradient sums"
-        digest, price = hashlib.sha256(about).hexdigest(), cost(self.multiplier)
-        name = self.federation.name
+        digest, name = hashlib.sha256(about).hexdigest(), self.federation.name
         private.ledger.write(  # guard: sums-charged
-            Entry(name, round, "round", call, client, kind, 1, price, digest) for client in clients
+            Entry(name, round, "round", call, client, kind, 1, price, digest)
+            for client in clients
+            for kind, price in self.costs(round).items()
         )
 
     # ---- what cannot be
@@ -132,6 +191,8 @@ class NoisedSums:
                 'privacy.level = "record" and training.weighting: a mean over records has another bound at each '
                 'client; set it to "examples"'
             )
+        elif method.not_by_record:  # guard: sums-of-single-records
+            yield f'privacy.level = "record" and method.name: {name}: {method.not_by_record}'
         most, finest = self.share.most * self.share.multiplier, FixedPoint(len(of.ids)).error * 2
         if log2(most) - 21 < log2(finest):
             yield f"privacy: noise of {most:.2g} is too narrow for the whole numbers of a sum; clip at a larger length"
@@ -140,6 +201,9 @@ class NoisedSums:
         of, name = self.federation, type(method).__name__
         if not (isinstance(method, SumMethod) and hides_clients(method)):  # guard: client-level-bounded
             yield f'privacy.level = "client" and method.name: what a client of {name} adds has no bound here'
+            return
+        if method.releases_class_sums:  # guard: class-sums-of-records-only
+            yield f'privacy.level = "client" and method.name: class sums of {name} have no bound for a client here'
             return
         if method.public_weight(2) != 1:
             yield (

@@ -105,14 +105,14 @@ def new_identity(vault: Vault, client: ClientId) -> bytes:
     return masks.identity_of(private)
 
 
-def adds_of(federation: "Federation", step: Step[Any, Any, Any], summand: Summand) -> Add:
-    """What clients do to add something, with noise if that is configured: the same at a server and at every site."""
+def adds_of(federation: "Federation", step: Step[Any, Any, Any], summand: Summand, round: int) -> Add:
+    """What clients do to add something in a round, with noise if that is configured: at a server and at every site."""
     method, noised = in_sum_form(unwrapped(federation.method)), federation.noised_sums
     point, uploads = FixedPoint(len(federation.ids)), federation.uploads
     adds = Add(step, summand, method.public_weight, point, uploads.min_class_count)
     if noised is None:
         return adds
-    return replace(adds, share=noised.share, unchanged=method.unchanged if noised.whole_client else None)
+    return replace(adds, share=noised.noise_of(round), unchanged=method.unchanged if noised.whole_client else None)
 
 
 class Told(Around):
@@ -174,15 +174,15 @@ class SecureClients(RoundClients):
             decoded = decoded + len(survivors) * adds.reference(like, message)
         totals = totals_of(decoded, summands)
         self._check_weights(totals, survivors, adds.point)
-        return totals
+        return totals if self._noised is None else self._noised.cleaned(totals, self._state.round, len(survivors))
 
     def _adds(self, step: Step[Any, Any, Any], summand: Summand) -> Add:
         """What clients do, if another sum may be made."""
         if self._noised is not None:
             if self._phase != "round" or self._questions > 1:  # guard: one-noised-sum-a-round
                 raise RunFailed(f"privacy.level: {self._where} has a sum beside that of the round's training")
-            self._noised.check_budget(self.ids)
-        return adds_of(self._federation, step, summand)
+            self._noised.check_budget(self.ids, self._state.round)
+        return adds_of(self._federation, step, summand, self._state.round)
 
     @property
     def _noised(self) -> NoisedSums | None:

@@ -8,7 +8,7 @@ runs/RUN/outbox/         what was sent lately, to be sent again bit for bit
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import fsum, inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from protofed.api.task import ClientId
 from protofed.engine.private import Private
 from protofed.federation.messages import Limits, Order, Refusal
 from protofed.federation.refused import Refused
-from protofed.privacy.account import cost, epsilon_of, mu_of
+from protofed.privacy.account import epsilon_of, mu_of
 from protofed.privacy.exchanges import AddMasked
 from protofed.privacy.ledger import FOLDER, LEDGER, Entry, Ledger, read
 from protofed.privacy.outbox import Outbox
@@ -117,16 +117,18 @@ class SitePrivate(Private):
         noised = federation.noised_sums
         if noised is None or not isinstance(job.step, AddMasked):
             return run(job)
-        price, left = cost(noised.multiplier), self.left(job.client)
+        costs, left = noised.costs(job.step.occasion.round), self.left(job.client)
+        price = fsum(costs.values())
         if price > left * SLACK:  # guard: sums-in-budget-at-sites
             what = f"another sum costs {price:.4g} of μ², and {left:.4g} is left"
             return Failure(job.client, Reason.BUDGET_SPENT, what)
         outcome = run(job)
         if isinstance(outcome, Answer):
             t, digest = job.ticket, hashlib.sha256(wire.encode(outcome.upload)).hexdigest()
-            kind = "a client's change" if noised.whole_client else "gradient sums"
-            entry = Entry(t.run, t.round, t.phase, t.question, job.client, kind, 1, price, digest)
-            self.ledger.write([entry])  # guard: sums-charged-at-sites
+            self.ledger.write(  # guard: sums-charged-at-sites
+                Entry(t.run, t.round, t.phase, t.question, job.client, kind, 1, each, digest)
+                for kind, each in costs.items()
+            )
         return outcome
 
     def _failed(self, job: Job, failure: Failure) -> Failure:

@@ -61,7 +61,7 @@ class SiteSums:
         if self.federation.private is not None and not is_first:  # guard: one-noised-sum-at-sites
             raise Refused(Refusal.STEP_NOT_ALLOWED, "a private run has one sum in each round, that of the training")
         step, summand = step_named(self.federation.method, name), summand_named(self.federation.method, name)
-        return AddMasked(adds_of(self.federation, step, summand), self.terms, occasion)
+        return AddMasked(adds_of(self.federation, step, summand, occasion.round), self.terms, occasion)
 
     @staticmethod
     def message_like(exchange: str, base: Tree) -> Tree:

@@ -18,5 +18,9 @@ def bases_of(method: "MethodClass") -> list[str]:
     from protofed.api.method import Method  # not above: METHODS is listed without importing torch
 
     public = {n: cls for n, cls in METHODS.items() if cls.public is not Method.public and "wrapper" not in cls.tags}
-    public = {n: cls for n, cls in public.items() if not (cls.releases_gradient_sums or cls.has_more_exchanges)}
+    public = {n: cls for n, cls in public.items() if not cls.has_more_exchanges}
+    if method.releases_gradient_sums:
+        from protofed.methods._shared.one_step import OneStep
+
+        public = {n: cls for n, cls in public.items() if issubclass(cls, OneStep)}
     return [n for n, cls in public.items() if cls.has_plain_classifier or not method.retrains_classifier]

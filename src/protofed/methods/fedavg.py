@@ -10,10 +10,19 @@ Departures: none.
 
 from dataclasses import dataclass
 
-from protofed.methods.families import GlobalModel
-from protofed.tree import Nothing
+from protofed.api.requests import Objective
+from protofed.methods._shared.one_step import OneStep
+from protofed.methods.families import GlobalModel, Weights
+from protofed.prototypes.class_means import ClassSums
+from protofed.tree import Nothing, Params, Tree
 
 
 @dataclass(frozen=True)
-class FedAvg(GlobalModel[Nothing]):
+class FedAvg(GlobalModel[Nothing], OneStep):
     tags = ("global",)
+
+    def record_loss(self, message: Weights, round: int, num_rounds: int) -> tuple[Objective, tuple[Tree, ...]]:
+        return Objective(self.loss), (message, Nothing())
+
+    def after_step(self, state: Weights, params: Params, sums: ClassSums | None) -> Weights:
+        return Weights(params)

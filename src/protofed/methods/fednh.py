@@ -27,16 +27,18 @@ from torch import Tensor, nn
 
 from protofed.api.contexts import ClientContext, Reply, ServerContext
 from protofed.api.method import Positive
-from protofed.api.private import PrivateClient
+from protofed.api.private import Function, PrivateClient
+from protofed.api.requests import Objective
 from protofed.api.task import ClientId, TaskSpec
 from protofed.data.batches import Batch
 from protofed.methods._shared.models import embedded, embedding_dim
+from protofed.methods._shared.one_step import OneStep, SentSums
 from protofed.methods.families import PublicWeights, Summands, Totals, Weights, WeightUpload
 from protofed.nn.networks import Model, Parts
 from protofed.prototypes import class_means
 from protofed.prototypes.class_means import ClassSums, Prototypes
 from protofed.prototypes.contrast import EPS
-from protofed.tree import Nothing, record
+from protofed.tree import Nothing, Params, Tree, record
 
 PROTOTYPES = "classifier.prototypes"
 
@@ -62,9 +64,10 @@ class SphereClassifier(nn.Module):
 
 
 @dataclass(frozen=True)
-class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
+class FedNH(PublicWeights[Weights, Nothing, DirectedUpload], OneStep):
     tags = ("global", "prototype", "server-side")
     releases_class_sums = True
+    longest_feature = 1.0
     smoothing: Annotated[float, Interval(ge=0, le=1)] = 0.9
     """ρ, how much of a prototype stays when the server turns it."""
     initial_scale: Positive = 5.0
@@ -95,7 +98,7 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
     ) -> Reply[DirectedUpload, Nothing]:
         """Directions are those at the received weights; none is longer than 1."""
         params = await self.trained_privately(client, message, memory)
-        prototypes = client.post(unit_length, await client.prototypes(message.params, directions, longest=1.0))
+        prototypes = client.post(unit_length, await client.prototypes(message.params, directions, self.longest_feature))
         return Reply(DirectedUpload(params, client.num_examples, prototypes), memory)
 
     def summand(self, upload: DirectedUpload, message: Weights) -> Summands:
@@ -105,9 +108,24 @@ class FedNH(PublicWeights[Weights, Nothing, DirectedUpload]):
         }
 
     def from_sum(self, state: Weights, totals: Totals, server: ServerContext) -> Weights:
+        return self.after_step(state, totals["params"].value(), totals["prototypes"].total)
+
+    @property
+    def class_features(self) -> Function:
+        return directions
+
+    def record_loss(self, message: Weights, round: int, num_rounds: int) -> tuple[Objective, tuple[Tree, ...]]:
+        return Objective(self.loss), (message, Nothing())
+
+    def sums_spec(self, state: Weights, server: ServerContext) -> SentSums:
+        rows = torch.zeros_like(state.params[PROTOTYPES])
+        return SentSums(rows, rows.new_zeros(len(rows)))
+
+    def after_step(self, state: Weights, params: Params, sums: ClassSums | None) -> Weights:
+        assert sums is not None
         prototypes = state.params[PROTOTYPES]
-        seen = class_means.mean_of(totals["prototypes"].total, class_means.no_prototypes(*prototypes.shape))
-        return Weights({**totals["params"].value(), PROTOTYPES: turned(prototypes, seen, self.smoothing)})
+        seen = class_means.mean_of(sums, class_means.no_prototypes(*prototypes.shape))
+        return Weights({**params, PROTOTYPES: turned(prototypes, seen, self.smoothing)})
 
 
 def directions(model: Model, batch: Batch) -> Tensor:

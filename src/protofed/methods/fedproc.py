@@ -21,6 +21,7 @@ Departures:
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -31,15 +32,16 @@ from protofed.api.contexts import ClientContext, Reply
 from protofed.api.private import PrivateClient
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch
-from protofed.methods.families import PrototypeSharing, PrototypeUpload, WeightsAndPrototypes
+from protofed.methods._shared.one_step import PrototypesOneStep
+from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
 from protofed.nn.networks import Model
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
-from protofed.tree import Nothing
+from protofed.tree import Nothing, Tree
 
 
 @dataclass(frozen=True)
-class FedProc(PrototypeSharing[Prototypes]):
+class FedProc(PrototypesOneStep[Prototypes]):
     tags = ("global", "prototype")
     prototype_weighting: Literal["examples", "uniform"] = "examples"
     """Whether a client's prototype counts in the global one by its number of examples, or as much as any other's."""
@@ -62,6 +64,16 @@ class FedProc(PrototypeSharing[Prototypes]):
         """α, the share of the contrast in the objective of a round."""
         last = num_rounds if self.schedule == "open" else max(1, num_rounds - 1)
         return 1 - round / last
+
+    def not_in_sums(self) -> str:
+        is_by_client = self.prototype_weighting == "uniform"
+        return 'counts clients alike in prototypes: set prototype_weighting to "examples"' if is_by_client else ""
+
+    def record_loss(
+        self, message: WeightsAndPrototypes[Prototypes], round: int, num_rounds: int
+    ) -> tuple[Objective, tuple[Tree, ...]]:
+        share = torch.tensor(self.share(round, num_rounds))
+        return Objective(partial(self.shared_loss, share=share)), (message.prototypes,)
 
     async def train(
         self, client: ClientContext, message: WeightsAndPrototypes[Prototypes], memory: Nothing

@@ -23,13 +23,14 @@ from torch import Tensor
 from protofed.api.method import NonNegative
 from protofed.api.views import Points
 from protofed.data.batches import Batch
-from protofed.methods.families import PrototypeSharing, WeightsAndPrototypes
+from protofed.methods._shared.one_step import PrototypesOneStep
+from protofed.methods.families import WeightsAndPrototypes
 from protofed.prototypes import class_means, contrast
 from protofed.prototypes.class_means import ClassSums, PrototypeMode, Prototypes
 
 
 @dataclass(frozen=True)
-class FedProtoAvg(PrototypeSharing[Prototypes]):
+class FedProtoAvg(PrototypesOneStep[Prototypes]):
     tags = ("global", "prototype")
     pull_weight: NonNegative = 1.0
     """λ in Eq. (7): how strongly features are pulled to the prototype of their class."""

@@ -29,6 +29,7 @@ from torch import Tensor
 from protofed import tree
 from protofed.api.contexts import ServerContext
 from protofed.api.method import Uploads
+from protofed.methods._shared.one_step import PrototypesOneStep
 from protofed.methods._shared.targets import AgainstClusters, Targets, kept, of_all_classes
 from protofed.methods.families import PrototypeUpload, WeightsAndPrototypes
 from protofed.prototypes.class_means import Prototypes
@@ -37,7 +38,7 @@ from protofed.tree import Mean
 
 
 @dataclass(frozen=True)
-class FPL(AgainstClusters):
+class FPL(AgainstClusters, PrototypesOneStep[Targets]):
     tags = ("core", "global", "prototype", "server-side")
     finch_level: Literal["last", "first"] = "last"
     """FINCH's coarsest partition (of more than one cluster), or its first."""
@@ -46,6 +47,9 @@ class FPL(AgainstClusters):
     def sums(self) -> bool:
         """Clusters are made of single clients' prototypes; global prototypes are means over clients."""
         return self.is_global  # guard: sum-form-is-true
+
+    def not_in_sums(self) -> str:
+        return "" if self.is_global else 'clusters prototypes: set contrast_with and consistent_with to "global"'
 
     def aggregate(
         self, state: WeightsAndPrototypes[Targets], uploads: Uploads[PrototypeUpload], server: ServerContext

@@ -1,12 +1,12 @@
 """A client under record-level differential privacy: it knows which tensors are released, and pays for new ones."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import fsum, sqrt
+from dataclasses import replace
+from math import fsum
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from protofed import tree
 from protofed.api.contexts import ClientContext
@@ -14,6 +14,7 @@ from protofed.api.private import (
     BudgetSpent,
     Charge,
     ChargeKind,
+    Features,
     Function,
     NoisySums,
     PrivateClient,
@@ -22,9 +23,9 @@ from protofed.api.private import (
 )
 from protofed.api.requests import Objective, PrivateFit
 from protofed.data.batches import Batch
-from protofed.nn.networks import Model, Networks
 from protofed.optim.optimizers import Optimizer
 from protofed.privacy.account import cost
+from protofed.privacy.class_sums import class_queries, ends_in_relu, means_of, whole_sums
 from protofed.privacy.noise import Noise, Query, Release, noise_of
 from protofed.prototypes.class_means import Prototypes, no_prototypes
 from protofed.seeds import derive_seed
@@ -34,8 +35,6 @@ T = TypeVar("T")
 
 SLACK = 1 + 1e-9
 """Of a sum of many costs in floating point."""
-ABSTAIN = 0.25
-"""κ: a class is left out if noise is expected to move its prototype by more than κR."""
 
 
 def gradient_calls(optimizer: Optimizer) -> int:
@@ -48,17 +47,6 @@ def gradient_calls(optimizer: Optimizer) -> int:
 
     optimizer.step(gradient, weights, optimizer.init(weights))
     return len(calls)
-
-
-@dataclass(frozen=True)
-class Features:
-    """The features of examples, as a request asks for them."""
-
-    function: Function | None
-
-    def __call__(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
-        z = model.features(batch.x) if self.function is None else self.function(model, batch)
-        return z, batch.y
 
 
 class RecordLevel(PrivateClient):
@@ -156,23 +144,17 @@ class RecordLevel(PrivateClient):
         self, params: Params, function: Function | None = None, longest: float | None = None
     ) -> NoisySums:
         self.check("what class_sums is given", params)
-        client, classes = self._client, self.num_classes
-        z, y = await client.map(Features(function), params)
+        z, y = await self._client.map(Features(function), params)
         self._charge("class sums", 1, self._terms.class_sum_multiplier)
         sums, counts = self._queries(z.shape[1], longest)
-        zero = torch.zeros(classes, z.shape[1], dtype=torch.float64, device=z.device)
-        ones = counts.clipped(torch.ones(len(y), 1, device=z.device))[:, 0]
-        total = sums.released(zero.index_add(0, y, sums.clipped(z)), self._noise)
-        mass = counts.released(zero.new_zeros(classes).index_add(0, y, ones), self._noise)
-        noisy = NoisySums(total.float(), mass.float())
+        total, mass = whole_sums(z, y, sums, counts)
+        noisy = NoisySums(sums.released(total, self._noise).float(), counts.released(mass, self._noise).float())
         self._know(noisy)
         return noisy
 
     def _queries(self, dim: int, longest: float | None) -> tuple[Query, Query]:
-        """Of sums and of counts. A record adds to both; a = √d / (1 + √d) of 1/m² is for the sums."""
-        m, share = self._terms.class_sum_multiplier, sqrt(dim) / (1 + sqrt(dim))
-        sums = Query(self.num_classes * dim, self._longest(longest), m / sqrt(share))
-        return sums, Query(self.num_classes, 1.0, m / sqrt(1 - share), is_whole=True)
+        m = self._terms.class_sum_multiplier
+        return class_queries(m, self._longest(longest), self.num_classes, dim)
 
     def _longest(self, longest: float | None) -> float:
         return min(self._terms.clip_features, longest or self._terms.clip_features)
@@ -185,17 +167,13 @@ class RecordLevel(PrivateClient):
             return self.post(lambda: no_prototypes(self.num_classes, self._dim(params, function)))
         noisy = await self.class_sums(params, function, longest)
         query, _ = self._queries(noisy.total.shape[1], longest)
-        spread = query.multiplier * query.most * sqrt(noisy.total.shape[1])  # how long the noise of a row is
-        most, is_positive = self._longest(longest), function is None and ends_in_relu(self._client.networks)
+        is_positive = function is None and ends_in_relu(self._client.networks)
         enrolled = len(self._client.data)
 
         def made(noisy: NoisySums) -> Prototypes:
-            is_known = noisy.mass * ABSTAIN * most >= spread  # guard: abstain-where-noise-is-long
-            mean = noisy.total / noisy.mass.clamp(min=1)[:, None]
-            mean = mean.clamp(min=0) if is_positive else mean
-            mean = mean * (most / mean.norm(dim=1, keepdim=True).clamp(min=1e-12)).clamp(max=1)
+            means, is_known = means_of(noisy.total, noisy.mass, query, is_positive)
             count = noisy.mass.round().clamp(min=1, max=enrolled)
-            return Prototypes(torch.where(is_known[:, None], mean, 0.0), torch.where(is_known, count, 0.0))
+            return Prototypes(means, torch.where(is_known, count, 0.0))
 
         return self.post(made, noisy)
 
@@ -207,8 +185,3 @@ class RecordLevel(PrivateClient):
         x = torch.zeros_like(client.transform.clean(client.data.inputs(index)))
         batch = Batch(x, torch.zeros_like(index), torch.ones(1), index, torch.tensor(True), torch.tensor(0))
         return Features(function)(client.networks.model(params), batch)[0].shape[1]
-
-
-def ends_in_relu(networks: Networks) -> bool:
-    """Whether features cannot be negative."""
-    return isinstance([*networks.modules("features")][-1], nn.ReLU)

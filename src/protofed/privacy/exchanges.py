@@ -11,12 +11,13 @@ from torch import Tensor
 
 from protofed.api.contexts import ClientContext, MainTraining, Reply
 from protofed.api.method import Step
+from protofed.api.private import NotPrivate, Unreleased
 from protofed.api.roles import Count, roles
 from protofed.api.sums import Summand, Summands
 from protofed.api.task import ClientId
 from protofed.privacy.fixed_point import FixedPoint, TooLarge, by_name, flat, weight_places
 from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES, framed
-from protofed.privacy.shares import Clipping, NoiseShare
+from protofed.privacy.shares import NoiseShare, OwnSums, RecordNoise
 from protofed.privacy.site import LEAST_SITES, SEALED_BYTES, Advert, Occasion, Roster, Site, words
 from protofed.privacy.vault import Aborted, Vault
 from protofed.transforms.by_class import too_few, with_paths, withheld
@@ -187,7 +188,7 @@ class Add:
     point: FixedPoint
     min_class_count: int = 0
     """A client adds nothing of a class of which it has fewer examples."""
-    share: NoiseShare | None = None
+    share: NoiseShare | RecordNoise | None = None
     """The noise that a client adds under differential privacy."""
     unchanged: Callable[[Any, Any], Tree] | None = None
     """What a client sends that has learnt nothing from a message: clients add how they differ from it."""
@@ -198,8 +199,8 @@ class Add:
 
     async def added(self, client: ClientContext, message: Tree, memory: Tree) -> tuple[Tensor, Tree]:
         # The loss of its training stays with the client: it would be told beside the sum.
-        clips = None if self.share is None or self.share.whole_client else Clipping(self.share)
-        reply = await self._stepped(replace(client, main=MainTraining(), clips=clips), message, memory)
+        sums = OwnSums(self.share, message) if isinstance(self.share, RecordNoise) else None
+        reply = await self._stepped(replace(client, main=MainTraining(), sums=sums), message, memory)
         upload = reply.upload if self.unchanged is None else uncounted(reply.upload)
         if self.min_class_count:
             few = too_few(client.data.labels, client.num_classes, self.min_class_count)
@@ -207,7 +208,9 @@ class Add:
         summands = self.summand(upload, message)
         self._check_weights(summands, self.public_weight(len(client.data)))
         numbers = flat(summands)
-        if self.share is not None:
+        if sums is not None:
+            numbers = sums.with_noise(summands, client.step_seed)  # guard: record-sums-with-noise
+        elif isinstance(self.share, NoiseShare):
             values = ~weight_places(summands)
             numbers = numbers if self.unchanged is None else numbers - self.reference(upload, message)
             numbers[values] = self.share.added(numbers[values], client.step_seed)  # guard: sums-with-noise
@@ -229,7 +232,7 @@ class Add:
         try:
             return await self.step(client, message, memory)
         except Exception as error:
-            if self.share is None or isinstance(error, Aborted):
+            if self.share is None or isinstance(error, Aborted | NotPrivate | Unreleased):
                 raise
             log.debug("the step of client %s failed", client.id, exc_info=error)
             raise Aborted("the step failed; the log at level DEBUG says why") from None  # guard: no-text-of-errors

@@ -4,6 +4,7 @@ A number x becomes round(2ˢ · x), a whole number of 64 bits. No sum of K such 
 larger than `LARGEST`, and a larger one is refused where it is made: at the client.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,16 @@ def weight_places(summands: Summands) -> Tensor:
     sizes = [sum(leaf.numel() for _, leaf in by_name(value)) for _, (value, _) in sorted(summands.items())]
     places = [torch.tensor([True] + [False] * size, device="cpu") for size in sizes]
     return torch.cat([torch.zeros(0, dtype=torch.bool, device="cpu"), *places])
+
+
+def places(summands: Summands) -> Iterator[tuple[str, Tensor, float, Tensor]]:
+    """Where the leaves of summands are among the numbers of `flat`: name, leaf, weight, and places (p,)."""
+    start = 0
+    for name, (value, weight) in sorted(summands.items()):
+        start += 1
+        for path, leaf in by_name(value):
+            yield f"{name}/{path}", leaf, weight, torch.arange(start, start + leaf.numel(), device="cpu")
+            start += leaf.numel()
 
 
 def totals_of(flat_sum: Tensor, like: Summands) -> Totals:

@@ -15,7 +15,8 @@ class PrivacySettings:
 
     level: Level = "none"
     """Whose presence is hidden: that of each record, by noise at each client, or that of each client, by noise in the
-    sum over all (`secure.sums`). A method of gradient sums, such as fedsgd, has noise in the sum for records too."""
+    sum over all (`secure.sums`). With fedsgd, which goes around methods with
+    prototypes, noise is in the sum for records too."""
     epsilon: Annotated[float, Gt(0), Le(1000)] = 3.0
     """ε for the whole run, all releases together. Smaller is more private."""
     delta: Annotated[float, Gt(0), Le(0.01)] = 1e-5

@@ -26,8 +26,6 @@ def base_errors(wrapper: Method[Any, Any, Any, Any], base: Method[Any, Any, Any,
         yield "base", f"{name} goes around a method, and {base_name} is a wrapper itself"
     elif base.has_more_exchanges:  # guard: wrappers-around-one-exchange
         yield "base", f"{name} goes around methods whose clients are asked once in a round; {base_name} asks again"
-    elif base.releases_gradient_sums:
-        yield "base", f"{name} goes around methods whose clients send weights, and those of {base_name} send gradients"
     elif wrapper.retrains_classifier and not base.has_plain_classifier:
         yield (
             "base",
