@@ -82,7 +82,7 @@ def run(folder: Folder) -> None:
         tell(f"site {settings.site.name}: {', '.join(data.clients)}")
         limits, dry_run = settings.policy.limits(), settings.policy.dry_run
         handler = Site(settings.state, data, limits, dry_run, settings.site.device)
-        authority, private = keys.read_file(settings.authority), keys.read_private_key(settings.key)
+        authority, private = keys.read_file(settings.authority), settings.private_key()
         process = SiteProcess(
             settings,
             handler,

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Gt, Le
 
 from protofed.errors import BadInput
+from protofed.federation import keys
 from protofed.federation.addresses import host_and_port
 from protofed.federation.messages import Limits
 from protofed.federation.own_data import OwnData, Telling
@@ -111,6 +112,11 @@ class SiteSettings:
     @property
     def key(self) -> Path:
         return self.folder / "site.key"
+
+    def private_key(self) -> keys.PrivateKey:
+        if not self.key.exists():
+            raise BadInput(f"{self.key}: there is no such file: `protofed site key {self.folder}` makes it")
+        return keys.read_private_key(self.key)
 
     @property
     def authority(self) -> Path:
