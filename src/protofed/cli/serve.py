@@ -27,6 +27,14 @@ def serve(
     ] = False,
     out_dir: OutDir = Path("results"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    allow_change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-config-change",
+            metavar="KEY",
+            help="With --folder and --resume: accept that this setting or section has changed; may be repeated.",
+        ),
+    ] = None,
     run_folder: Annotated[
         Path | None, typer.Option("--folder", help="Use this run folder instead of one below --out.")
     ] = None,
@@ -42,9 +50,10 @@ def serve(
     from protofed.federation import kits
     from protofed.federation import serve as serving
     from protofed.federation.messages import OnMemoryLost
-    from protofed.federation.server import prepared
+    from protofed.federation.server import check_remote, prepared
     from protofed.reports import progress
     from protofed.runs.config import config as configuration
+    from protofed.runs.config.messages import refuse
     from protofed.runs.resuming import refuse_other_run
     from protofed.runs.run_process import folder_of
     from protofed.runs.runner import execute
@@ -54,10 +63,11 @@ def serve(
         err.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, highlight=False, soft_wrap=True)
 
     config = configuration.load(experiment, set_ or [], data_elsewhere=True)
+    refuse([*check_remote(config)])  # before anything starts, and sites wait
     server = serving.present(kits.read_server(federation), without or ())
     folder = RunFolder(run_folder) if run_folder else folder_of(config, out_dir)
-    if folder.is_done:
-        refuse_other_run(folder, config)
+    if folder.is_done and not allow_change:
+        refuse_other_run(folder, config, data_elsewhere=True)
         show_results(folder, as_json)
         return
     advice = f"resume with the same command and --resume ({folder.path})"
@@ -79,7 +89,14 @@ def serve(
             serving.note(server, folder, config.training.rounds)
             tell("all sites take part")
             with progress.observer(console, lambda: stop.notice) as observer:
-                result = execute(ready, folder, resume=resume, observer=observer, should_stop=stop.is_made)
+                result = execute(
+                    ready,
+                    folder,
+                    resume=resume,
+                    observer=observer,
+                    should_stop=stop.is_made,
+                    allowed_changes=allow_change or (),
+                )
         if not result.is_complete:
             raise typer.Exit(stop.exit_code)
     show_results(folder, as_json)

@@ -81,7 +81,7 @@ def run(folder: Folder) -> None:
         data = settings.data()
         tell(f"site {settings.site.name}: {', '.join(data.clients)}")
         limits, dry_run = settings.policy.limits(), settings.policy.dry_run
-        authority, private = keys.read_file(settings.authority), keys.read_private_key(settings.key)
+        authority, private = keys.read_file(settings.authority), settings.private_key()
         keyring = settings.keyring(private)
         handler = Site(settings.state, data, limits, dry_run, settings.site.device, keyring)
         process = SiteProcess(

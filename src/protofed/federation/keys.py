@@ -33,8 +33,9 @@ def new_private_key(path: Path) -> PrivateKey:
 
 
 def read_private_key(path: Path) -> PrivateKey:
+    data = read_private(path)
     try:
-        key = serialization.load_pem_private_key(read_private(path), password=None)
+        key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise BadInput(f"{path}: not a private key without a passphrase: {error}") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):

@@ -130,6 +130,11 @@ class SiteSettings:
     def key(self) -> Path:
         return self.folder / "site.key"
 
+    def private_key(self) -> keys.PrivateKey:
+        if not self.key.exists():
+            raise BadInput(f"{self.key}: there is no such file: `protofed site key {self.folder}` makes it")
+        return keys.read_private_key(self.key)
+
     @property
     def authority(self) -> Path:
         return self.folder / "ca.crt"

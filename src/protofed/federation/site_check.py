@@ -55,7 +55,7 @@ def _caught(what: str, findings: Callable[[], Iterator[Finding]]) -> Iterator[Fi
 
 
 def _files(settings: SiteSettings) -> Iterator[Finding]:
-    key = keys.read_private_key(settings.key)
+    key = settings.private_key()
     yield Finding(True, f"this site's key: {keys.fingerprint(key.public_key())}")
     server = keys.read_public_key(settings.server_key)
     yield Finding(True, f"the server's key: {keys.fingerprint(server)} (is that what they say on the telephone?)")

@@ -78,7 +78,7 @@ class SiteProcess:
     _refused: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._key = keys.read_private_key(self.settings.key)
+        self._key = self.settings.private_key()
         self._server = keys.read_public_key(self.settings.server_key)
         self._seen = Seen(self.settings.state / "orders.seen")
         self._worker = Worker(self.handler.handle, self._beat)

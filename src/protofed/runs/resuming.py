@@ -10,13 +10,15 @@ from protofed.runs.store.checkpoint import refuse_other_data
 from protofed.runs.store.folder import RunFolder
 
 
-def refuse_other_run(folder: RunFolder, config: Config) -> None:
-    """Refuses to show a finished run in place of one with other settings, another runtime or other data."""
+def refuse_other_run(folder: RunFolder, config: Config, data_elsewhere: bool = False) -> None:
+    """Refuses to show a finished run in place of one with other settings, another runtime or other data. Data elsewhere
+    are not asked for."""
     then, where, environment = folder.read_config(), str(folder.path), folder.read_environment()
     refuse_run_of_old_version(tomllib.loads(then), environment, where)
     refuse_changes(then, config.toml(), (), where)
     refuse_other_runtime(environment.get("runtime", {}), config.runtime.numerics(), (), where)
-    refuse_other_data(folder.checkpoints, config.identity)
+    if not data_elsewhere:
+        refuse_other_data(folder.checkpoints, config.identity)
     folder.warn_of_other_versions()
 
 
