@@ -18,10 +18,10 @@ from protofed import BadInput, RunFailed, SecureSettings, wire
 from protofed.engine.federation import Federation
 from protofed.engine.message import WireMessage
 from protofed.federation.codec import decoded, encoded
-from protofed.federation.enrolling import enrolled
+from protofed.federation.enrolling import Central, described, enrolled
 from protofed.federation.in_process import InProcess
 from protofed.federation.keyring import Keyring, fingerprints
-from protofed.federation.messages import Answer, ClientKey, Limits, Order, Refusal, SiteKeys
+from protofed.federation.messages import Answer, ClientKey, Limits, Order, Proposal, Refusal, SiteKeys, Verdict
 from protofed.federation.server import prepared
 from protofed.federation.signing import new_nonce
 from protofed.federation.site import Site
@@ -413,3 +413,19 @@ def test_no_loss_is_told_beside_sums(tmp_path: Path) -> None:
     far = remote(Seen(sites), config_of(method_of("fedavg"), evaluation=tuned, secure=SUMS))
     assert len(far.evaluated(after(1, far), tests="own")) == 5
     assert losses == [None] * (4 * 5 + 5)
+
+
+def test_keys_that_come_with_a_run_without_sums_are_not_kept(tmp_path: Path) -> None:
+    """Nobody has checked them."""
+    sites = sites_of(tmp_path)
+    found = enrolled(InProcess(sites), 5.0)
+    asked = described(config_of(method_of("fedavg")), RUN, found, Central(TASK.tests, TASK.public, TASK.model))
+    proposal = Proposal(new_nonce(), replace(asked, keys=found.keys))
+    answer = sites["north"].handle(encoded(proposal))
+    assert answer is not None
+    verdict = decoded(answer, MOST)
+    assert isinstance(verdict, Verdict)
+    assert not verdict.refusals
+    keyring = sites["north"].keyring
+    assert keyring is not None
+    assert keyring.known() == {}
