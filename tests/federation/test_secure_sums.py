@@ -461,7 +461,7 @@ def test_a_server_that_is_killed_after_a_sum_was_unmasked_goes_on_from_the_sum(
             raise Stop
 
     monkeypatch.setattr(SecureClients, "_check_weights", killed)
-    number = 1 if case == "scaffold" else 4  # of which three are of k-means
+    number = 1 if case == "scaffold" else 3  # of which two are of k-means
     for _ in range(number):
         with pytest.raises(Stop):
             execute(prepared(InProcess(sites), config, RUN), folder, resume=True)
