@@ -2361,6 +2361,18 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="unmasked-sums-kept",
+        what="secure sums: a server that is killed after a sum was unmasked goes on from the sum",
+        tests="tests/federation/test_secure_sums.py -k 'killed_after and scaffold'",
+        new="",
+    ),
+    Guard(
+        id="kept-sums-are-of-the-same-question",
+        what="secure sums: a kept sum is given for the same question alone",
+        tests="tests/federation/test_secure_sums.py -k kept_sum",
+        new="pass",
+    ),
+    Guard(
         id="site-s-nothing-but-sums",
         what="secure sums: a site gives no upload where it agreed to sums",
         tests="tests/federation/test_secure_sums.py -k gives_no_upload",

@@ -747,3 +747,13 @@ def test_git_runs_no_program_that_a_repository_names(tmp_path: Path) -> None:
     described = folder._git(repository, "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
     assert len(described) == 12
     assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["privacy", "sums"])
+def test_what_a_run_keeps_beside_its_checkpoints_is_in_its_folder(name: str, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.path.mkdir()
+    assert getattr(run, name) == run.path / name
+    (run.path / name).symlink_to(tmp_path)
+    with pytest.raises(BadInput, match="none is followed"):
+        getattr(run, name)

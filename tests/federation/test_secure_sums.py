@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.torch import save
 
@@ -16,21 +17,27 @@ from engine.test_secure import CASES, Dropping, method_of
 from federation.grids import CLIENTS, FEDERATION, RUN, config_of, keyring_of, remote, sites_of, states
 from protofed import BadInput, RunFailed, SecureSettings, wire
 from protofed.engine.federation import Federation
+from protofed.engine.kept_sums import KeptSum, KeptSums
 from protofed.engine.message import WireMessage
+from protofed.engine.secure import SecureClients
 from protofed.federation.codec import decoded, encoded
-from protofed.federation.enrolling import enrolled
+from protofed.federation.enrolling import Central, described, enrolled
 from protofed.federation.in_process import InProcess
 from protofed.federation.keyring import Keyring, fingerprints
-from protofed.federation.messages import Answer, ClientKey, Limits, Order, Refusal, SiteKeys
+from protofed.federation.messages import Answer, ClientKey, Limits, Order, Proposal, Refusal, SiteKeys, Verdict
 from protofed.federation.server import prepared
 from protofed.federation.signing import new_nonce
 from protofed.federation.site import Site
 from protofed.federation.site_run import SiteRun
 from protofed.privacy import masks
+from protofed.privacy.site import Occasion
 from protofed.privacy.vault import Vault
 from protofed.runs.config.config import Config
 from protofed.runs.config.sections import EvaluationSettings
-from protofed.runtimes.jobs import Job
+from protofed.runs.runner import execute
+from protofed.runs.store.folder import RunFolder
+from protofed.runtimes.client_store import Receipt
+from protofed.runtimes.jobs import Failure, Job, Reason
 from protofed.testing.federations import TASK, after, assert_same, memories
 
 MOST = 10**9
@@ -414,3 +421,80 @@ def test_no_loss_is_told_beside_sums(tmp_path: Path) -> None:
     far = remote(Seen(sites), config_of(method_of("fedavg"), evaluation=tuned, secure=SUMS))
     assert len(far.evaluated(after(1, far), tests="own")) == 5
     assert losses == [None] * (5 * 5 + 5)
+
+
+def test_keys_that_come_with_a_run_without_sums_are_not_kept(tmp_path: Path) -> None:
+    """Nobody has checked them."""
+    sites = sites_of(tmp_path)
+    found = enrolled(InProcess(sites), 5.0)
+    asked = described(config_of(method_of("fedavg")), RUN, found, Central(TASK.tests, TASK.public, TASK.model))
+    proposal = Proposal(new_nonce(), replace(asked, keys=found.keys))
+    answer = sites["north"].handle(encoded(proposal))
+    assert answer is not None
+    verdict = decoded(answer, MOST)
+    assert isinstance(verdict, Verdict)
+    assert not verdict.refusals
+    keyring = sites["north"].keyring
+    assert keyring is not None
+    assert keyring.known() == {}
+
+
+# ---- a server that is started again
+
+
+class Stop(BaseException):
+    """The end of the server's process."""
+
+
+@pytest.mark.parametrize("case", ["scaffold", "fpl_sums"])
+def test_a_server_that_is_killed_after_a_sum_was_unmasked_goes_on_from_the_sum(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second round it is killed after each sum in turn. No sum is unmasked twice, and the state is the same."""
+    config = config_of(method_of(case), secure=SUMS, rounds=2, evaluation=EvaluationSettings(every=2))
+    sites, folder, kills = sites_of(tmp_path), RunFolder(tmp_path / "run"), list[int]()
+    real = SecureClients._check_weights
+
+    def killed(self: SecureClients, *arguments: Any) -> None:
+        real(self, *arguments)
+        if self._state.round == 1 and self._questions > len(kills):
+            kills.append(self._questions)
+            raise Stop
+
+    monkeypatch.setattr(SecureClients, "_check_weights", killed)
+    number = 1 if case == "scaffold" else 3  # of which two are of k-means
+    for _ in range(number):
+        with pytest.raises(Stop):
+            execute(prepared(InProcess(sites), config, RUN), folder, resume=True)
+        sites = {name: again(site) for name, site in sites.items()}
+    far = execute(prepared(InProcess(sites), config, RUN), folder, resume=True)
+    assert kills == [*range(1, number + 1)]
+    assert not any(each.failures for each in far.rounds)
+    of = near(case, rounds=2)
+    here = of.finish(after(2, of))
+    assert_same(far.server, here.server, "the server's state over messages")
+    assert_same(states(sites, far.state, far.federation), memories(here), "what clients keep")
+
+
+def test_a_kept_sum_is_of_the_same_question_and_whole(tmp_path: Path) -> None:
+    kept, occasion = KeptSums(), Occasion("run", "round", 3, 1)
+    kept.keep_in(tmp_path / "sums")
+    failure = Failure("c", Reason.LATE, "gone")
+    total = torch.tensor([1, -(2**62)])
+    found = KeptSum(["a", "b", "c"], ["a", "b"], {"a": Receipt("r")}, [failure], total)
+    kept.put(occasion, b"digest", found)
+    same = kept.get(occasion, b"digest", ["a", "b", "c"])
+    assert same is not None
+    assert same.total.equal(total)
+    assert replace(same, total=total) == found
+    assert kept.get(occasion, b"other", ["a", "b", "c"]) is None
+    assert kept.get(occasion, b"digest", ["a", "b"]) is None
+    assert kept.get(replace(occasion, run="other"), b"digest", ["a", "b", "c"]) is None
+    assert kept.get(replace(occasion, number=2), b"digest", ["a", "b", "c"]) is None
+    kept.put(replace(occasion, round=7), b"digest", found)
+    assert kept.get(occasion, b"digest", ["a", "b", "c"]) is None, "what is older than any state is removed"
+    [path] = (tmp_path / "sums").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(RunFailed, match="damaged"):
+        kept.get(replace(occasion, round=7), b"digest", ["a", "b", "c"])

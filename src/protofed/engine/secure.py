@@ -6,6 +6,7 @@ nonsense in any of them is left out as usual. Who drops out before adding is not
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from protofed.api.method import Step, Summing
 from protofed.api.sums import Summand, Totals
 from protofed.api.task import ClientId
 from protofed.engine.around import Around, unwrapped
+from protofed.engine.kept_sums import KeptSum, KeptSums
 from protofed.engine.noised_sums import NoisedSums
 from protofed.engine.round import RoundClients
 from protofed.engine.secure_settings import SecureSettings
@@ -56,7 +58,14 @@ class SecureSums:
         """`terms` are those of sites, or of a server whose clients are at sites; without them all clients are in this
         process or in forked ones."""
         self.settings = settings
+        self.kept = KeptSums()
+        """Of clients that are at sites."""
         self._terms = terms
+
+    def keep_in(self, folder: Path) -> None:
+        """From now on sums that sites have unmasked are written down here. What is there counts already."""
+        if self._terms is not None:
+            self.kept.keep_in(folder)
 
     def terms(self, federation: "Federation") -> Terms:
         """What all sites know. Identities of clients in this process are made when they are first needed."""
@@ -160,11 +169,16 @@ class SecureClients(RoundClients):
         refuse_private(like, self._federation.method.private)
         message = self._common(message_for)
         summands = summand(like, message)
-        adds = self._adds(step, summand)
+        adds = adds_of(self._federation, step, summand, self._state.round)
         like_numbers = MaskedUpload(torch.zeros(len(flat(summands)), dtype=torch.int64, device="cpu"))
-        if self._sums.settings.masks:
+        kept = self._sums.kept.get(self._occasion, exchanges.message_digest(message), self.ids)
+        if kept is not None:
+            survivors, total = self._restored(kept), kept.total
+        elif self._sums.settings.masks:
+            self._check_one()
             survivors, total = self._masked_sum(adds, message, like_numbers)
         else:
+            self._check_one()
             survivors, total = added_up(super().run(adds, lambda _: message, like_numbers), like_numbers)
             self._charge(survivors, exchanges.message_digest(message))
         if not adds.point.is_sum_of(total, len(survivors)):  # guard: sums-garbage-refused
@@ -176,13 +190,24 @@ class SecureClients(RoundClients):
         self._check_weights(totals, survivors, adds.point)
         return totals if self._noised is None else self._noised.cleaned(totals, self._state.round, len(survivors))
 
-    def _adds(self, step: Step[Any, Any, Any], summand: Summand) -> Add:
-        """What clients do, if another sum may be made."""
+    def _check_one(self) -> None:
+        """Whether another sum may be made."""
         if self._noised is not None:
             if self._phase != "round" or self._questions > 1:  # guard: one-noised-sum-a-round
                 raise RunFailed(f"privacy.level: {self._where} has a sum beside that of the round's training")
             self._noised.check_budget(self.ids, self._state.round)
-        return adds_of(self._federation, step, summand, self._state.round)
+
+    @property
+    def _occasion(self) -> Occasion:
+        return Occasion(self._federation.name, self._phase, self._state.round, self._questions)
+
+    def _restored(self, kept: KeptSum) -> list[ClientId]:
+        """Who has added to a sum that was unmasked before the process ended, or the round was abandoned."""
+        self._receipts |= kept.receipts
+        self._good |= {*kept.survivors}
+        known = {failure.client for failure in self._failures}
+        self._failures += [failure for failure in kept.failures if failure.client not in known]
+        return [*kept.survivors]
 
     @property
     def _noised(self) -> NoisedSums | None:
@@ -208,7 +233,7 @@ class SecureClients(RoundClients):
     def _masked_sum(self, adds: Add, message: Tree, like: MaskedUpload) -> tuple[list[ClientId], Tensor]:
         """Who has added, and the sum of what they have."""
         terms, digest = self._sums.terms(self._federation), exchanges.message_digest(message)
-        occasion = Occasion(self._federation.name, self._phase, self._state.round, self._questions)
+        occasion = self._occasion
         announced = Announcement(exchanges.octets(digest))
         adverts = self._exchanged(Advertise(terms, occasion), announced, exchanges.LIKE_ADVERT)
         keys = {c: Advert(*map(exchanges.text_of, (a.sealing, a.masking, a.signature))) for c, a in adverts.items()}
@@ -258,7 +283,11 @@ class SecureClients(RoundClients):
             about(occasion, digest, roster),
             needed,
         )
-        return survivors, torch.from_numpy(total.view("int64"))
+        found = torch.from_numpy(total.view("int64"))
+        receipts = {client: self._receipts[client] for client in survivors if client in self._receipts}
+        # guard: unmasked-sums-kept
+        self._sums.kept.put(occasion, digest, KeptSum(self.ids, survivors, receipts, self._failures, found))
+        return survivors, found
 
     def _exchanged(self, step: Step[Any, Any, Any], message: Tree, like: Tree) -> dict[ClientId, Any]:
         """An exchange that is not of the method's: it changes nothing of what clients remember."""

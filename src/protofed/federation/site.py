@@ -168,7 +168,7 @@ class Site:
             found = [(Refusal.DRY_RUN, "this site only says what it would do, and would take part")]
         facts: dict[str, Any] = {"run": printable(description.run), "description": description.digest}
         if not found:
-            if self.keyring is not None:
+            if self.keyring is not None and self._runs[description.run].sums is not None:
                 self.keyring.keep(description.keys)
                 facts["keys"] = dict(fingerprints(description.keys))
             self._files.agree(proposal, data)

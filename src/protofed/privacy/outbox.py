@@ -40,21 +40,7 @@ class Outbox:
 
     def put(self, client: ClientId, round: int, about: str, sent: Tree) -> None:
         """Keeps what is going to be sent; it is on the disk when this returns."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
-        path = self._folder / _name(client, round, about)
-        new = path.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            file.write(wire.encode(sent))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(self._folder, _name(client, round, about), wire.encode(sent))
 
     def forget(self, before: int) -> None:
         """Removes what was sent so many rounds ago that no run goes on from there."""
@@ -62,6 +48,25 @@ class Outbox:
             match = NAME.fullmatch(path.name)
             if match and int(match[1]) < before - KEPT_ROUNDS:
                 path.unlink(missing_ok=True)
+
+
+def write_whole(folder: Path, name: str, data: bytes) -> None:
+    """A file that only its owner can read, in a folder of this kind; both are on the disk when this returns."""
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = folder / name
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    above = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
 
 
 def _name(client: ClientId, round: int, about: str) -> str:

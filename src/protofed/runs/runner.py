@@ -119,6 +119,8 @@ class _Run:
             self.federation.runtime.store = saved_store(folder.checkpoints, self.federation)
         if folder is not None and self.federation.private is not None:
             self.federation.private.keep_in(folder.privacy)
+        if folder is not None and self.federation.secure is not None:
+            self.federation.secure.keep_in(folder.sums)
         self.observer = observer
         self.rounds: list[Round] = []
         self.lines: list[str] = []

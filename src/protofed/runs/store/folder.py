@@ -58,14 +58,23 @@ class RunFolder:
 
     @property
     def privacy(self) -> Path:
-        """Where a private run has its ledger and its outbox. No link in it is followed, as nowhere in the folder."""
+        """Where a private run has its ledger and its outbox."""
+        return self._part(FOLDER)
+
+    @property
+    def sums(self) -> Path:
+        """Where a run with secure sums over sites has those that were unmasked."""
+        return self._part("sums")
+
+    def _part(self, name: str) -> Path:
+        """A folder in this one. No link in it is followed, as nowhere in the folder."""
         try:
-            opening.refuse_strange(self.path, FOLDER)
+            opening.refuse_strange(self.path, name)
         except FileNotFoundError:
             pass  # the folder itself is not there yet
         except OSError as error:
-            raise BadInput(f"{self.path / FOLDER}: {opening.reason(error)}; {COPY}") from error
-        return self.path / FOLDER
+            raise BadInput(f"{self.path / name}: {opening.reason(error)}; {COPY}") from error
+        return self.path / name
 
     @property
     def is_done(self) -> bool:
