@@ -476,6 +476,12 @@ def test_a_loss_that_is_not_of_single_records_is_refused() -> None:
         of_base(Coupled())
 
 
+def test_noise_below_the_grid_of_the_sum_is_refused() -> None:
+    of_base("fpl", dataclasses.replace(RECORD, clip_features=1e-2))
+    with pytest.raises(BadInput, match=r"privacy.*clip_features.*too narrow"):
+        of_base("fpl", dataclasses.replace(RECORD, clip_features=1e-6))
+
+
 def test_class_sums_are_for_records() -> None:
     with pytest.raises(BadInput, match=r"privacy\.level = \"client\" and method\.name: class sums"):
         of_base("fpl", PrivacySettings("client", allow_useless=True), weighting="uniform")
