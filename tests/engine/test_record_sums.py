@@ -1,7 +1,9 @@
 """Class sums and gradients in one noised secure sum: what a record changes, what is charged, and what is refused."""
 
 import dataclasses
+import tomllib
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from protofed.api.private import Unreleased
 from protofed.api.requests import Objective
 from protofed.data.batches import Batch, Data
 from protofed.engine.federation import Federation
+from protofed.engine.private import release_rounds
 from protofed.methods._shared.losses import cross_entropy
 from protofed.methods._shared.one_step import SentSums
 from protofed.methods.fednh import PROTOTYPES, turned
@@ -29,6 +32,7 @@ from protofed.privacy.account import epsilon_of, mu_of
 from protofed.privacy.class_sums import class_queries, means_of
 from protofed.privacy.shares import NoiseShare, OwnSums, RecordNoise
 from protofed.prototypes.class_means import ClassSums, Prototypes
+from protofed.runs.config import config
 from protofed.runtimes.sequential import Sequential
 from protofed.transforms.by_class import withheld
 
@@ -476,6 +480,12 @@ def test_a_loss_that_is_not_of_single_records_is_refused() -> None:
         of_base(Coupled())
 
 
+def test_noise_below_the_grid_of_the_sum_is_refused() -> None:
+    of_base("fpl", dataclasses.replace(RECORD, clip_features=1e-2))
+    with pytest.raises(BadInput, match=r"privacy.*clip_features.*too narrow"):
+        of_base("fpl", dataclasses.replace(RECORD, clip_features=1e-6))
+
+
 def test_class_sums_are_for_records() -> None:
     with pytest.raises(BadInput, match=r"privacy\.level = \"client\" and method\.name: class sums"):
         of_base("fpl", PrivacySettings("client", allow_useless=True), weighting="uniform")
@@ -486,3 +496,19 @@ def test_a_base_without_prototypes_is_as_before() -> None:
     after_one(of)
     assert [(e.kind, e.releases) for e in charged(of)] == [("gradient sums", 1)]
     assert charged(of)[0].cost == pytest.approx(mu_of(8.0, 1e-5) ** 2)
+
+
+def test_the_sections_of_a_file() -> None:
+    """As docs/privacy.md has them."""
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    [text] = [part for part in page.split("```") if part.startswith("toml") and "[method.base]" in part]
+    given = '[task]\nname = "minidigits"\nnorm = "group"\n' + text.removeprefix("toml")
+    found = config.parse(tomllib.loads(given), "a test")
+    assert found.method == FedSGD(base=FPL(**GLOBAL), momentum=0.9)  # type: ignore[arg-type]
+    assert (found.privacy.level, found.secure.sums) == ("record", True)
+    of = found.experiment().federation
+    assert of.noised_sums is not None
+    assert of.noised_sums.release_rounds == release_rounds(2, found.training.rounds)
+    clusters = given.replace('consistent_with = "global"\n', "")
+    with pytest.raises(BadInput, match=r"method\.base.*clusters prototypes"):
+        config.parse(tomllib.loads(clusters), "a test")

@@ -2157,6 +2157,12 @@ GUARDS = (
         new="if False:",
     ),
     Guard(
+        id="noise-on-the-grid-of-sums",
+        what="noised sums: noise that the whole numbers of a sum cannot hold is refused",
+        tests="tests/engine/test_record_sums.py -k below_the_grid",
+        new="if False:",
+    ),
+    Guard(
         id="noise-of-enough-sites",
         what="noised sums: sites give no shares for a sum of fewer than whose noise is enough",
         tests="tests/engine/test_noised_sums.py -k demand_enough",

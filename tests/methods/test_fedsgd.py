@@ -7,13 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from methods.conformance import SIZES, TASK, assert_close, federation, loaded, reply_of, small_task, usual
+from methods.conformance import CHECKS, SIZES, TASK, assert_close, federation, loaded, reply_of, small_task, usual
 from protofed.api.contexts import ServerContext
 from protofed.api.method import Method
 from protofed.methods import METHODS
 from protofed.methods.families import Weights
 from protofed.methods.fedavg import FedAvg
+from protofed.methods.fednh import FedNH
 from protofed.methods.fedsgd import FedSGD, GradientUpload, Moving
+from protofed.methods.fpl import FPL
 from protofed.optim.optimizers import Sgd
 from protofed.optim.schedules import CosineRate
 from protofed.tree import Mean, Nothing, Params
@@ -112,3 +114,24 @@ def test_nothing_goes_around_it() -> None:
         made: Method[Any, Any, Any, Any] = METHODS[wrapper](base=FedSGD())
         [(_, why)] = made.validate(Sgd(lr=0.1), 8, None)
         assert "is a wrapper itself" in why
+
+
+@pytest.mark.parametrize("base", [FPL(contrast_with="global", consistent_with="global"), FedNH()], ids=["fpl", "fednh"])
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_around_methods_with_prototypes_it_conforms(check: Any, base: Any) -> None:
+    check(FedSGD(base=base))
+
+
+def test_the_prototypes_of_a_base_are_means_over_all_examples() -> None:
+    """So the server's are those of all data at one place, at the weights that were sent, in evaluation mode."""
+    of = federation(FedSGD(base=FPL(contrast_with="global", consistent_with="global")), PLAIN)
+    state = of.advance(of.start())
+    made = of.advance(state).server.base.prototypes.consistent
+    params, rows, labels = state.server.base.params, [], []
+    for client, data in PLAIN.clients.items():
+        rows.append(loaded(params, client, training=False)["features"](PLAIN.transform.clean(data.x)).detach())
+        labels.append(data.labels)
+    z, y = torch.cat(rows), torch.cat(labels)
+    for c in y.unique().tolist():
+        torch.testing.assert_close(made.mean[c], z[y == c].mean(0), atol=1e-5, rtol=1e-4)
+        assert made.count[c] == (y == c).sum()

@@ -193,9 +193,13 @@ class NoisedSums:
             )
         elif method.not_by_record:  # guard: sums-of-single-records
             yield f'privacy.level = "record" and method.name: {name}: {method.not_by_record}'
-        most, finest = self.share.most * self.share.multiplier, FixedPoint(len(of.ids)).error * 2
-        if log2(most) - 21 < log2(finest):
-            yield f"privacy: noise of {most:.2g} is too narrow for the whole numbers of a sum; clip at a larger length"
+        assert of.private is not None
+        widths, finest = [self.share.most * self.share.multiplier], FixedPoint(len(of.ids)).error * 2
+        if self.release_rounds:
+            widths += [self.class_multiplier, self.class_multiplier * of.private.settings.clip_features]
+        if log2(min(widths)) - 21 < log2(finest):  # guard: noise-on-the-grid-of-sums
+            what = f"noise of {min(widths):.2g} is too narrow for the whole numbers of a sum"
+            yield f"privacy.clip_client, clip_gradients and clip_features: {what}; clip at a larger length"
 
     def _client_level(self, method: Method) -> Iterator[str]:  # type: ignore[type-arg]
         of, name = self.federation, type(method).__name__
