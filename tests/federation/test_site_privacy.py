@@ -435,12 +435,20 @@ SUMS = SecureSettings(sums=True, threshold=0.8)
 HONEST = 4
 
 
+FPL = METHODS["fpl"](contrast_with="global", consistent_with="global")
+
+
+def around_prototypes(config: Config) -> Config:
+    """FedSGD around FPL: class sums are in the sums of some rounds."""
+    return replace(config, method=METHODS["fedsgd"](base=FPL))
+
+
 def summed(method: str = "fedsgd", privacy: PrivacySettings = RECORDS, **training: Any) -> Config:
     return replace(config(method, privacy, batch_size=64, **training), secure=SUMS)
 
 
 def weights(state: Any) -> torch.Tensor:
-    return torch.cat([leaf.flatten() for leaf in state.server.params.values()])
+    return torch.cat([leaf.flatten() for leaf in state.server.base.params.values()])
 
 
 def test_a_sum_has_the_noise_of_all_shares_and_each_site_pays_for_its_clients(tmp_path: Path) -> None:
@@ -478,6 +486,17 @@ def test_a_run_of_noised_sums_spends_what_was_promised(
     for name, site in own.items():
         for client in CLIENTS[name]:
             assert ledger(site).spent(client) == pytest.approx(BUDGET)
+
+
+def test_class_sums_in_noised_sums_are_paid_for_at_sites_too(tmp_path: Path) -> None:
+    own = sites(tmp_path)
+    far = remote(InProcess(own), around_prototypes(summed()))
+    state = far.finish(after(ROUNDS, far))
+    assert not state.failures
+    entries = [entry for site in own.values() for entry in ledger(site).entries if entry.client == "ann"]
+    assert [entry.round for entry in entries if entry.kind == "gradient sums"] == [*range(ROUNDS)]
+    assert 0 < len([entry for entry in entries if entry.kind == "class sums"]) < ROUNDS
+    assert sum(entry.cost for entry in entries) == pytest.approx(BUDGET)
 
 
 def test_a_site_pays_before_it_adds_and_cannot_be_asked_to_add_more(tmp_path: Path) -> None:
