@@ -2604,7 +2604,7 @@ GUARDS = (
         id="sums-charged-at-sites",
         what="a site pays for what it adds before that leaves",
         tests="tests/federation/test_site_privacy.py -k pays_before",
-        new="",
+        swap=("self.ledger.write(", "tuple("),
     ),
     Guard(
         id="one-noised-sum-at-sites",
