@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from protofed.api.private import Charge
 from protofed.engine.collector import Collector
 from protofed.engine.message import WireMessage, bounds, digest, sealed
 from protofed.errors import RunFailed
 from protofed.runtimes.jobs import Failure, Reason, Ticket
 
 LIKE = {"w": torch.zeros(3)}
-TICKET = Ticket("run", 4, "round", 1, digest(LIKE))
+TICKET = Ticket("run", 4, "round", 1, digest(LIKE), 1)
 GOOD = sealed(TICKET, LIKE)
 
 
@@ -55,6 +56,7 @@ def test_the_first_message_counts_and_further_ones_are_duplicates() -> None:
         (replace(TICKET, round=5), Reason.STALE_ROUND),
         (replace(TICKET, phase="setup"), Reason.STALE_ROUND),
         (replace(TICKET, call=2), Reason.STALE_ROUND),
+        (replace(TICKET, question=2), Reason.STALE_ROUND),
         (replace(TICKET, model="x"), Reason.WRONG_MODEL),
     ],
 )
@@ -72,6 +74,7 @@ def test_a_message_that_answers_something_else_leaves_its_client_awaited(ticket:
         (WireMessage(bytes(10**5)), Reason.TOO_LARGE),
         (WireMessage(b"\xff" * 8 + GOOD.data[8:]), Reason.TOO_LARGE),
         (sealed(replace(TICKET, round=0), LIKE), Reason.STALE_ROUND),
+        (sealed(TICKET, LIKE, charges=[Charge("nothing known", 1, 1.0)]), Reason.UNDECODABLE),
     ],
 )
 def test_a_client_from_whom_nothing_better_comes_is_left_out_for_its_last_message_and_counted_once(

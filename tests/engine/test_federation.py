@@ -185,7 +185,7 @@ def test_the_order_of_arrival_changes_no_bit(method: Method[Any, Any, Any, Any])
 
 
 def in_order(ids: Sequence[str], arrivals: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    return Collector(ids, Ticket("run", 0, "round", 1, "model"), Bounds(0, 0), inf, lambda client: True).sorted(
+    return Collector(ids, Ticket("run", 0, "round", 1, "model", 1), Bounds(0, 0), inf, lambda client: True).sorted(
         arrivals
     )
 

@@ -24,7 +24,7 @@ from protofed.engine.message import (
 from protofed.runtimes.jobs import Reason
 
 ASKED: dict[str, Tensor] = {"w": torch.arange(6.0).view(2, 3), "count": torch.tensor(3), "h": torch.ones(2).half()}
-TICKET = Ticket("run", 4, "round", 1, digest(ASKED))
+TICKET = Ticket("run", 4, "round", 1, digest(ASKED), 1)
 
 
 def message(ticket: Any = None, bodies: bool = True, **entries: Any) -> WireMessage:
@@ -167,7 +167,7 @@ def test_a_good_message_is_within_its_bounds_whatever_it_holds() -> None:
     """Long names, many tensors, large shapes, and a ticket of some length."""
     for names in (["w"], ["é" * 200, '"\\' * 50], [f"features.{i}.weight" for i in range(300)]):
         asked = {name: torch.zeros(7, 1, 1, 1, 1, 3) for name in names}
-        ticket = Ticket("r" * 64, 10**9, "finish", 99, digest(asked))
+        ticket = Ticket("r" * 64, 10**9, "finish", 99, digest(asked), 1)
         bounds(asked).check(sealed(ticket, asked))
     bounds({}).check(sealed(replace(TICKET, model=digest({})), {}))
 

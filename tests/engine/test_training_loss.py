@@ -148,7 +148,7 @@ def test_a_line_of_an_older_version_has_none() -> None:
     assert line.loss is None
 
 
-TICKET = Ticket("run", 0, "round", 1, "model")
+TICKET = Ticket("run", 0, "round", 1, "model", 1)
 
 
 @pytest.mark.parametrize(

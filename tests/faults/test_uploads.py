@@ -280,7 +280,7 @@ def on_a_wire(own: Arena, answer: Answer, arrays: Arrays) -> Any:
 
 
 def ticket_of(own: Arena, answer: Answer) -> Ticket:
-    return Ticket("run-1", own.before.round, "round", 1, digest(named_leaves(answer.upload)))
+    return Ticket("run-1", own.before.round, "round", 1, digest(named_leaves(answer.upload)), 1)
 
 
 WAYS = {"reply": in_process, "message": on_a_wire}
@@ -418,7 +418,7 @@ from protofed.runtimes.jobs import Failure
 
 like = {"w": torch.zeros(2**22)}  # 16 MiB
 validator = UploadValidator(like, Limits(5))
-ticket = Ticket("run", 0, "round", 1, validator.model)
+ticket = Ticket("run", 0, "round", 1, validator.model, 1)
 good = sealed(ticket, like).data
 limit = validator.bounds.total
 

@@ -231,7 +231,7 @@ def test_a_worker_that_dies_or_hangs_costs_its_clients_and_nobody_else(
 ) -> None:
     limited = policy.Policy(order_minutes=0.02)
     works = tuple(Work(client, "", 0, 1, 32, 0, 0) for client in ("ann", "bob"))
-    asked = Order("0" * 32, "1" * 64, Ticket("run", 0, "round", 0, "m"), "train", "none", False, 60.0, works, b"")
+    asked = Order("0" * 32, "1" * 64, Ticket("run", 0, "round", 0, "m", 1), "train", "none", False, 60.0, works, b"")
     one = order(settings, server, encoded(asked))
     played = Played()
     played.queue.extend([one, None])
@@ -250,7 +250,7 @@ def test_time_at_an_order_that_was_ended_counts_for_its_run(
     files = SiteFolder(settings.state)
     files.agree(Proposal("0" * 32, Description("agreed", "", Versions(1, "", ""), "", ())), "")
     limited = replace(settings, policy=policy.Policy(order_minutes=0.005))
-    asked = Order("0" * 32, "", Ticket(run, 0, "round", 0, "m"), "train", "none", False, 60.0, (), b"")
+    asked = Order("0" * 32, "", Ticket(run, 0, "round", 0, "m", 1), "train", "none", False, 60.0, (), b"")
     played = Played()
     played.queue.extend([order(settings, server, encoded(asked)), None])
     ran(limited, played, Hanging())

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from protofed.api.task import ClientId
@@ -67,13 +68,13 @@ class Collector:
         """Why a message does not count at all; its client may still send a good one."""
         try:
             self._bounds.check(message)  # guard: message-within-bounds
-            ticket, _, _ = message.ticket, message.receipt, message.loss
+            ticket, *_ = message.ticket, message.receipt, message.loss, message.charges
         except Refused as refused:
             return Failure(client, refused.reason, refused.detail)
         if ticket.run != self._ticket.run:  # guard: message-another-run-refused
             return Failure(client, Reason.WRONG_RUN, f"it answers run {ticket.run[:40]!r}, not {self._ticket.run!r}")
         # guard: message-another-round-phase-or-call-refused, message-this-phase
-        if (ticket.round, ticket.phase, ticket.call) != (self._ticket.round, self._ticket.phase, self._ticket.call):
+        if replace(ticket, model=self._ticket.model) != self._ticket:
             return Failure(client, Reason.STALE_ROUND, f"it answers round {ticket.round}, {ticket.phase[:40]!r}")
         if ticket.model != self._ticket.model:  # guard: message-for-another-model-refused
             return Failure(client, Reason.WRONG_MODEL, "it answers a request for other tensors")

@@ -93,7 +93,7 @@ class Ticket:
     """Of the phase: a method may ask its clients several times."""
     model: str
     """The digest of what was asked for, names, types and shapes."""
-    question: int = 1
+    question: int
     """Of the phase, as the method counts: a secure sum is one question in several calls. A client's draws go by it."""
 
 
@@ -101,7 +101,7 @@ TestKind = Literal["none", "domains", "own", "all", "validation", "home"]
 """No test sets, those of the domains, the client's own, or both; or the client's validation examples; or its own test
 set as if it was that of a domain, so that counts travel."""
 
-NO_TICKET = Ticket("", 0, "", 0, "")
+NO_TICKET = Ticket("", 0, "", 0, "", 0)
 
 
 @record
