@@ -222,7 +222,7 @@ def test_a_site_that_agreed_to_sums_gives_no_upload(north: tuple[Site, list[Orde
     assert [order.step for order in orders] == ["sum.advertise", "sum.share", "sum.add.train", "sum.unmask"]
     [detail] = reasons(site, plain(orders[2], "train"))
     assert detail.startswith(Refusal.SUMS_ONLY)
-    [detail] = reasons(site, plain(orders[2], "train", evaluates=True))
+    [detail] = reasons(site, replace(orders[2], evaluates=True))
     assert detail.startswith(Refusal.SUMS_ONLY)
 
 
