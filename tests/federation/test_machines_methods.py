@@ -89,7 +89,8 @@ def test_a_run_over_a_superlink_is_that_of_one_process(
     assert kept.keys() == own.keys()
     for client, state in kept.items():
         digest = hashlib.sha256(wire.encode(state)).hexdigest()
-        versions = machines.kit(own[client]).glob(f"state/runs/{method}-*/clients/{client}-*/*-{digest}")
+        run = method.replace("_", "-")
+        versions = machines.kit(own[client]).glob(f"state/runs/{run}-*/clients/{client}-*/*-{digest}")
         assert [*versions], f"{own[client]} has no state of {client} like that of one process"
 
     shown = [machines.done("show", folder, "--json") for folder in (far, tmp_path / "run")]

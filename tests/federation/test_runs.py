@@ -325,7 +325,7 @@ def test_all_such_settings_are_named_at_once(tmp_path: Path) -> None:
         "runtime.threads",
         "secure.masks",
     )
-    for key in (*keys, "sites keep no ledger of their own"):
+    for key in (*keys, "privacy.noise"):
         assert key in str(refused.value)
 
 

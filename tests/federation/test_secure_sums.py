@@ -223,7 +223,7 @@ def test_a_site_that_agreed_to_sums_gives_no_upload(north: tuple[Site, list[Orde
     assert [order.step for order in orders] == [f"sum.{exchange}" for exchange in exchanges]
     [detail] = reasons(site, plain(orders[2], "train"))
     assert detail.startswith(Refusal.SUMS_ONLY)
-    [detail] = reasons(site, plain(orders[2], "train", evaluates=True))
+    [detail] = reasons(site, replace(orders[2], evaluates=True))
     assert detail.startswith(Refusal.SUMS_ONLY)
 
 
