@@ -78,7 +78,7 @@ PLAIN_RATES = {
         "FPL (global)": (0.03, 0.01, 0.1),
         "FedNH": (0.3, 0.1, 1.0),
     },
-    "sum": {"FedSGD": (0.1, 0.05, 0.2), "FPL (global)": (0.01, 0.003, 0.03), "FedNH": (0.1, 0.03, 0.3)},
+    "sum": {"FedSGD": (0.1, 0.05, 0.2), "FPL (global)": (0.06, 0.03, 0.1), "FedNH": (0.1, 0.03, 0.3)},
 }
 """For those that are not: of a method, around where it learns at all."""
 MANY_APART = ("#0072b2", "#d55e00", "#000000", "#009e73", "#cc79a7")
