@@ -269,4 +269,7 @@ def refusals(federation: "Federation") -> Iterator[str]:
         )
     count = federation.uploads.min_class_count
     if count and federation.method.releases_class_sums:
-        yield f"privacy.level and uploads.min_class_count = {count}: it goes by true counts; set it to 0"
+        yield (
+            f"privacy.level and uploads.min_class_count = {count}: it goes by true counts; set it to 0, and at a site "
+            "min_class_count = 1 in the policy of its site.toml"
+        )
