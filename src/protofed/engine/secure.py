@@ -234,10 +234,7 @@ class SecureClients(RoundClients):
         """Who has added, and the sum of what they have."""
         terms, digest = self._sums.terms(self._federation), exchanges.message_digest(message)
         occasion = self._occasion
-        announced = Announcement(exchanges.octets(digest))
-        adverts = self._exchanged(Advertise(terms, occasion), announced, exchanges.LIKE_ADVERT)
-        keys = {c: Advert(*map(exchanges.text_of, (a.sealing, a.masking, a.signature))) for c, a in adverts.items()}
-        roster = Roster(keys)
+        roster = self._roster(Advertise(terms, occasion), digest)
         ids, count = roster.ids, len(roster.ids)
         needed = max(threshold(count, terms.share), terms.least)
         self._require(ids, needed, "advertised their keys")
@@ -262,32 +259,41 @@ class SecureClients(RoundClients):
         self._charge(survivors, digest, masked)
         dropped = [client for client in sealed if client not in survivors]
 
-        standing = exchanges.Standing(
-            torch.tensor([client in survivors for client in ids], device="cpu"),
-            torch.tensor([client in dropped for client in ids], device="cpu"),
-        )
-        signed = self._exchanged(Agree(terms, occasion), standing, exchanges.LIKE_AGREEMENT)
-        self._require(signed, needed, "signed who has added")
-        none = torch.zeros_like(exchanges.LIKE_AGREEMENT.signature)
-        rows = [signed[client].signature.cpu() if client in signed else none for client in ids]
-        like_unmasking = exchanges.UnmaskingUpload(exchanges.rows_of(count, masks.KEY_BYTES))
-        shares = self._exchanged(Unmask(terms, occasion), exchanges.Agreed(torch.stack(rows)), like_unmasking)
-        self._require(shares, needed, "helped to take the masks away")
-        given = {c: dict(zip(ids, map(exchanges.text_of, u.shares), strict=True)) for c, u in shares.items()}
-        total = unmasked(
-            words(masked.numpy()),
-            survivors,
-            dropped,
-            given,
-            roster,
-            about(occasion, digest, roster),
-            needed,
-        )
+        agreed = self._agreed(Agree(terms, occasion), ids, survivors, dropped)
+        self._require(agreed, needed, "signed who has added")
+        given = self._shares(Unmask(terms, occasion), ids, agreed)
+        self._require(given, needed, "helped to take the masks away")
+        binding = about(occasion, digest, roster)
+        total = unmasked(words(masked.numpy()), survivors, dropped, given, roster, binding, needed)
         found = torch.from_numpy(total.view("int64"))
         receipts = {client: self._receipts[client] for client in survivors if client in self._receipts}
         # guard: unmasked-sums-kept
         self._sums.kept.put(occasion, digest, KeptSum(self.ids, survivors, receipts, self._failures, found))
         return survivors, found
+
+    def _roster(self, step: Advertise, digest: bytes) -> Roster:
+        """Who takes part in a sum over what is made of a message with this digest, with the keys of each."""
+        adverts = self._exchanged(step, Announcement(exchanges.octets(digest)), exchanges.LIKE_ADVERT)
+        keys = {c: Advert(*map(exchanges.text_of, (a.sealing, a.masking, a.signature))) for c, a in adverts.items()}
+        return Roster(keys)
+
+    def _agreed(
+        self, step: Agree, ids: Sequence[ClientId], survivors: Sequence[ClientId], dropped: Sequence[ClientId]
+    ) -> dict[ClientId, Tensor]:
+        """The signatures below who has added and who has dropped out."""
+        marks = (torch.tensor([client in some for client in ids], device="cpu") for some in (survivors, dropped))
+        answers = self._exchanged(step, exchanges.Standing(*marks), exchanges.LIKE_AGREEMENT)
+        return {client: answer.signature.cpu() for client, answer in answers.items()}
+
+    def _shares(
+        self, step: Unmask, ids: Sequence[ClientId], agreed: dict[ClientId, Tensor]
+    ) -> dict[ClientId, dict[ClientId, bytes]]:
+        """From each site that helps a share of each one's secret."""
+        none = torch.zeros_like(exchanges.LIKE_AGREEMENT.signature)
+        message = exchanges.Agreed(torch.stack([agreed.get(client, none) for client in ids]))
+        like = exchanges.UnmaskingUpload(exchanges.rows_of(len(ids), masks.KEY_BYTES))
+        answers = self._exchanged(step, message, like)
+        return {c: dict(zip(ids, map(exchanges.text_of, u.shares), strict=True)) for c, u in answers.items()}
 
     def _exchanged(self, step: Step[Any, Any, Any], message: Tree, like: Tree) -> dict[ClientId, Any]:
         """An exchange that is not of the method's: it changes nothing of what clients remember."""
