@@ -310,7 +310,8 @@ class SecureClients(RoundClients):
         parties = {terms.party_of.get(client, client) for client in clients}
         if len(parties) < LEAST_SITES:
             raise RoundAbandoned(
-                f"{self._where}: clients of {len(parties)} sites are left, of which a sum hides nothing."
+                f"{self._where}: clients of {len(parties)} sites are left. With fewer than {LEAST_SITES}, a site can "
+                "work out what another one has added."
             )
 
     def _check_weights(self, totals: Totals, survivors: Sequence[ClientId], point: FixedPoint) -> None:

@@ -254,7 +254,8 @@ class Site:
         parties = {self.party_of.get(client, client) for client in clients}
         if len(parties) < LEAST_SITES:  # guard: sums-of-three-houses
             raise Aborted(
-                f"clients of {len(parties)} sites are too few: of two, each can tell what the other's have added"
+                f"clients of {len(parties)} sites are too few: with fewer than {LEAST_SITES}, a site can work out what "
+                "another one has added"
             )
 
     def _seal_key(self, private: bytes, roster: Roster, other: ClientId, binding: bytes) -> bytes:
