@@ -21,7 +21,6 @@ from protofed.privacy.class_sums import ends_in_relu, means_of
 from protofed.privacy.fixed_point import FixedPoint, flat
 from protofed.privacy.ledger import Entry
 from protofed.privacy.shares import NoiseShare, RecordNoise
-from protofed.privacy.site import threshold
 from protofed.prototypes.class_means import ClassSums
 from protofed.tree import Mean, named_leaves
 
@@ -59,6 +58,8 @@ class NoisedSums:
     @cached_property
     def least(self) -> int:
         """So many clients stay in every sum."""
+        from protofed.privacy.site import threshold  # here: it needs `cryptography`, an extra
+
         assert self.federation.secure is not None
         return threshold(len(self.federation.sampled(0)), self.federation.secure.settings.threshold)
 
