@@ -153,7 +153,7 @@ class FedPCSums(BetweenClusters, SumMethod[Known, ClusterModels, Member, MemberU
             message = Places(centres.to(nothing.mean.dtype), nothing)
             like = Joined(Description(nothing.mean, nothing.count), torch.zeros(centres.shape[:3]))
             sums: ClusterSums = sums_over(clients, self.join, lambda _: message, like, self.joined)["points"].total
-            return tree.map(Tensor.cpu, sums)
+            return tree.map(lambda leaf: leaf.to(centres.device), sums)
 
         return step
 
@@ -166,7 +166,7 @@ class FedPCSums(BetweenClusters, SumMethod[Known, ClusterModels, Member, MemberU
     def joined(self, upload: Joined, message: Places) -> Summands:
         """The projected prototypes, in the sums of the nearest centres."""
         point = self.point(Prototypes(upload.described.mean, upload.described.count))
-        return {"points": (added(point[None], torch.ones(1), upload.member), 1.0)}
+        return {"points": (added(point[None], point.new_ones(1), upload.member), 1.0)}
 
     def summand_of(self, step: str) -> Summand:
         return self.joined if step == "join" else super().summand_of(step)
@@ -180,7 +180,7 @@ class FedPCSums(BetweenClusters, SumMethod[Known, ClusterModels, Member, MemberU
 
     def point(self, initial: Prototypes) -> Tensor:
         """What a client is clustered by, (K,)."""
-        flat = initial.mean.flatten().double().cpu()
+        flat = initial.mean.flatten().double()
         return (projection(0, len(flat), self.projection_dims) @ flat).to(initial.mean)
 
     def cluster(self, message: ClusterModels, initial: Prototypes) -> int:

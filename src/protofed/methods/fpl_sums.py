@@ -76,9 +76,8 @@ class FPLSums(AgainstClusters):
     def round(self, state: WeightsAndPrototypes[Targets], clients: Clients) -> WeightsAndPrototypes[Targets]:
         after = super().round(state, clients)
         plain = after.prototypes.consistent  # Eq. (3)
-        with torch.device("cpu"):
-            start = first_centres(plain.mean, self.num_clusters, self.starts, clients.server.generator)
-            found = lloyd(self.exchange(plain, clients), start, self.lloyd_steps)
+        start = first_centres(plain.mean, self.num_clusters, self.starts, clients.server.generator)
+        found = lloyd(self.exchange(plain, clients), start, self.lloyd_steps)
         return replace(after, prototypes=self.clustered(found, plain, state.prototypes))
 
     def exchange(self, plain: Prototypes, clients: Clients) -> Callable[[Tensor], ClusterSums]:
@@ -88,7 +87,7 @@ class FPLSums(AgainstClusters):
             message = Centres(centres.to(plain.mean))
             like = Joined(class_means.no_prototypes(*plain.mean.shape), torch.zeros(centres.shape[:3]))
             sums: ClusterSums = sums_over(clients, self.join, lambda _: message, like, self.joined)["clusters"].total
-            return tree.map(Tensor.cpu, sums)
+            return tree.map(lambda leaf: leaf.to(centres.device), sums)
 
         return step
 
@@ -107,7 +106,7 @@ class FPLSums(AgainstClusters):
         """The prototypes of every class, Eq. (4) to (6)."""
         device = previous.label.device
         with torch.device("cpu"):
-            plain, previous = tree.map(Tensor.cpu, (plain, previous))
+            found, plain, previous = tree.map(Tensor.cpu, (found, plain, previous))
             of_classes = [self.of_class(found, plain, previous, c) for c in range(len(plain.mean))]
             targets = of_all_classes(of_classes, plain.count)
         return tree.map(lambda leaf: leaf.to(device), targets)

@@ -33,7 +33,8 @@ class Clustered:
 def memberships(points: Tensor, centres: Tensor) -> Tensor:
     """1 at the nearest of the centres (S, J, B, D) of the kind for each point (B, D), in every partition, (S, J, B)."""
     nearest = (centres.double() - points.double()).square().sum(-1).argmin(1)  # (S, B)
-    return (torch.arange(centres.shape[1])[:, None] == nearest[:, None]).to(points.dtype)
+    clusters = torch.arange(centres.shape[1], device=centres.device)
+    return (clusters[:, None] == nearest[:, None]).to(points.dtype)
 
 
 def added(points: Tensor, is_known: Tensor, member: Tensor) -> ClusterSums:
@@ -46,7 +47,7 @@ def first_centres(mean: Tensor, num_clusters: int, starts: int, draws: torch.Gen
     """Where the centres start, public draws: one step from the mean (B, D) in any direction, (S, J, B, D), float64. How
     long the step is does not matter: a point is nearest to the centre in whose direction it lies farthest."""
     directions = torch.randn(starts, num_clusters, *mean.shape, generator=draws, dtype=torch.float64)
-    centres: Tensor = mean.double().cpu() + directions / directions.norm(dim=-1, keepdim=True)
+    centres: Tensor = mean.double() + directions / directions.norm(dim=-1, keepdim=True)
     return centres
 
 
@@ -71,7 +72,7 @@ def tightest(centres: Tensor, sums: ClusterSums) -> Clustered:
     means = moved(centres, sums)
     between = (count * (means - everything).square().sum(-1)).sum(1)  # (S, B)
     best = between.argmax(0)  # (B,)
-    kinds = torch.arange(len(best))
+    kinds = torch.arange(len(best), device=best.device)
     return Clustered(means[best, :, kinds].movedim(0, 1), count[best, :, kinds].movedim(0, 1))
 
 
