@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import nn
 
+UNEQUAL = (160, 1280, 320, 640, 160, 480, 960, 320, 1600, 480, 320, 960)
 CASES = {
-    "overhead.py's work, batch 10": (4, 640, 2, 10, "cnn"),
-    "overhead.py's work, batch 64": (4, 640, 2, 64, "cnn"),
-    "100 clients, 4 steps each, CNN": (100, 40, 1, 10, "cnn"),
-    "100 clients, 4 steps each, two small linear layers": (100, 32, 1, 8, "linear"),
+    "overhead.py's work, batch 10": ((640,) * 4, 2, 10, "cnn"),
+    "overhead.py's work, batch 64": ((640,) * 4, 2, 64, "cnn"),
+    "workers.py's unequal clients, batch 64": (UNEQUAL, 1, 64, "cnn"),
+    "100 clients, 4 steps each, CNN": ((40,) * 100, 1, 10, "cnn"),
+    "100 clients, 4 steps each, two small linear layers": ((32,) * 100, 1, 8, "linear"),
 }
-"""Clients, examples of each, epochs, batch size, network."""
+"""Examples of each client, epochs, batch size, network."""
 
 PLACES = {
     "Task": ("protofed.api.task", "protofed.method"),
@@ -56,14 +58,14 @@ def parts(network: str) -> dict[str, nn.Module]:
 def serve(case: str) -> None:
     """A round for every line that comes in, and its seconds as a line."""
     torch.set_num_threads(1)
-    clients, examples, epochs, size, network = CASES[case]
+    sizes, epochs, size, network = CASES[case]
     draw = torch.Generator().manual_seed(0)
     shape = (20,) if network == "linear" else (3, 28, 28)
     data = {
         f"client-{k}": found("Data").of(
             torch.rand(examples, *shape, generator=draw), torch.randint(0, 10, (examples,), generator=draw)
         )
-        for k in range(clients)
+        for k, examples in enumerate(sizes)
     }
     task = found("Task")(clients=data, tests={}, num_classes=10, model=lambda client: parts(network))
     optimizer = found("Sgd")(lr=0.01, momentum=0.9, weight_decay=1e-5)
@@ -106,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trees", nargs="*", metavar="SRC")
     parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--only", default="", help="cases whose title holds this")
     parser.add_argument("--serve", choices=list(CASES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -114,7 +117,7 @@ def main() -> None:
     if len(args.trees) != 2:
         parser.error("give two source trees, the older one first")
     print("| a round | ms before | ms now | median ratio | fastest |\n| --- | ---: | ---: | ---: | ---: |")
-    for case in CASES:
+    for case in [title for title in CASES if args.only in title]:
         old, new = seconds([os.path.abspath(tree) for tree in args.trees], case, args.rounds)
         ratio = statistics.median(b / a for a, b in zip(old, new, strict=True))
         medians = f"{1000 * statistics.median(old):.0f} | {1000 * statistics.median(new):.0f}"
