@@ -297,7 +297,7 @@ def run_all(cells: Cells, tasks: Sequence[str], jobs: int, minutes: float, commi
                 found = one.result()
                 cells.add(cell, {**found, "commit": commit})
                 scores = f"{found['accuracy']:.1f} %, AUC {found['model_auc']:.3f}, {found['cpu_s']} s"
-                print(f"{cell}: {scores}; {len(cells.known)} known, {len(missing)} to run", flush=True)
+                print(f"{cell}: {scores}; {len(cells.known)} cells", flush=True)
             if not done:
                 print(f"out of time, given up: {', '.join(map(str, running.values()))}", flush=True)
                 for process in active_children():
