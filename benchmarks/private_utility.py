@@ -122,14 +122,14 @@ TASKS = {
     ),
     "office": OfTask(
         office,
-        {"client": (2.0, 1.0, 4.0), "sum": (0.4, 0.2, 0.8)},
+        {"client": (2.0, 1.0, 4.0), "sum": (0.8, 0.4, 1.6)},
         {
             ("client", "FedAvg"): (0.1, 0.03, 0.3),
             ("client", "FPL (FINCH)"): (0.03, 0.01, 0.1),
             ("client", "FPL (global)"): (0.03, 0.01, 0.1),
             ("client", "FedNH"): (0.3, 0.1, 1.0),
-            ("sum", "FedSGD"): (0.1, 0.05, 0.2),
-            ("sum", "FPL (global)"): (0.06, 0.03, 0.1),
+            ("sum", "FedSGD"): (0.05, 0.025, 0.1),
+            ("sum", "FPL (global)"): (0.03, 0.015, 0.06),
             ("sum", "FedNH"): (0.1, 0.03, 0.3),
         },
     ),
