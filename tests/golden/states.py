@@ -38,6 +38,8 @@ RECORDED_WITH: dict[str, dict[str, Any]] = {
     **{name: {"weighting": "uniform"} for name in ("feddc", "feddyn", "fedbn", "fedsr", "ifca", "lg_fed", "scaffold")},
     "fedpc": {"weighting": "uniform", "distance": "norm"},
     "fedasam": {"rho": 0.7, "averaging": True},
+    "fedpcl": {"encoder": "frozen"},
+    "fedtgp": {"pull_weight": 10.0},
     "feddecorr": {"decorrelation_weight": 0.1},
     "fednh": {"initial_scale": 1.0, "weighting": "uniform"},
     "fedopt": {"server_lr": 0.01},

@@ -37,7 +37,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("fedtgp", {"inference": "classifier"}),
     ("fedplvm", {"most_prototypes": 1, "correction": False}),
     ("fedhkd", {"prediction_distance": "divergence", "feature_distance": "mean_square", "noise": 0.1}),
-    ("fedpcl", {"encoder": "trained", "rivals": "others", "inference": "global"}),
+    ("fedpcl", {"encoder": "frozen", "rivals": "others", "inference": "global"}),
 ]
 """Settings that take another path through a method than its defaults do."""
 

@@ -19,6 +19,7 @@ from references import fedpcl as reference
 from references.plain import largest_difference
 
 SMALL = FedPCL(width=16)
+FROZEN = FedPCL(width=16, encoder="frozen")
 
 
 def prototypes(means: Any, counts: Any) -> Prototypes:
@@ -34,8 +35,8 @@ def identity() -> Model:
 # ---- networks
 
 
-def test_the_encoder_does_not_train_and_stays_in_evaluation_mode() -> None:
-    of = federation(SMALL)
+def test_a_frozen_encoder_does_not_train_and_stays_in_evaluation_mode() -> None:
+    of = federation(FROZEN)
     networks = of.networks_of("ann")
     assert networks.trainable == ("fusion.0.weight", "fusion.0.bias")
     x = TASK.transform.clean(TASK.clients["ann"].x)
@@ -44,7 +45,7 @@ def test_the_encoder_does_not_train_and_stays_in_evaluation_mode() -> None:
     training, evaluation = (networks.model(params, training=mode).features(x) for mode in (True, False))
     assert torch.equal(training, evaluation)
     assert_same(params, before, "statistics of the encoder")
-    trained = federation(FedPCL(width=16, encoder="trained")).networks_of("ann").trainable
+    trained = federation(SMALL).networks_of("ann").trainable
     assert {name.split(".")[0] for name in trained} == {"features", "fusion"}
 
 

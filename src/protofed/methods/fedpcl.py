@@ -1,10 +1,10 @@
-"""FedPCL: clients fuse the features of a frozen encoder, and contrast them with the class prototypes of all clients.
+"""FedPCL: clients fuse the features of an encoder, and contrast them with the class prototypes of all clients.
 
 Tan, Long, Ma, Liu, Zhou, Jiang: Federated Learning from Pre-Trained Models: A Contrastive Learning Approach,
 NeurIPS 2022.
 
-Sends: class prototypes, and which classes it has. Keeps: its fusion layer, and its prototypes. Server: sends everyone
-the prototypes of all clients, and their unweighted mean for each class.
+Sends: class prototypes, and which classes it has. Keeps: its encoder and fusion layer, and its prototypes. Server:
+sends everyone the prototypes of all clients, and their unweighted mean for each class.
 
 Written from the paper's two terms as `clientpcl.py` and `serverpcl.py` of github.com/TsingZ0/PFLlib have them, which
 are not the authors', and from the authors' networks and prediction, `lib/models/models.py` and `lib/update.py` of
@@ -14,9 +14,10 @@ Departures:
 1. Both terms compare an example with prototypes, over all classes, as in PFLlib; over the other classes alone is a
    setting, which is how the authors' code once had it. What the authors' code runs now compares prototypes with the
    examples of a batch in two variations, and leaves out the global term.
-2. The encoder is the task's features, whatever their weights are: a task that wants pre-trained ones builds them so,
-   and several encoders are one part that joins their outputs. Training the encoder too is a setting.
-3. The encoder is in evaluation mode always, as in the authors' code.
+2. The encoder is the task's features, and trains, as in PFLlib: random weights say little of an image. The paper and
+   the authors' code freeze pre-trained encoders, which is a setting: a task that wants them builds its features so,
+   and several encoders are one part that joins their outputs.
+3. A frozen encoder is in evaluation mode always, as in the authors' code.
 4. A client without prototypes of a class counts with the global ones, as in all public code; so does a client that has
    not sent any yet, as in PFLlib. The authors' code waits until all have.
 5. In the first round nothing trains, since there are no prototypes, as in all public code.
@@ -89,7 +90,7 @@ class FedPCL(Method[Shared, Shared, Own, Prototypes]):
     """The denominator of both terms: the prototypes of all classes, or of the other classes alone."""
     width: Annotated[int, Ge(1)] = 256
     """P, the size of the fused features."""
-    encoder: Literal["frozen", "trained"] = "frozen"
+    encoder: Literal["frozen", "trained"] = "trained"
     """Whether the task's features stay as they are, or train too."""
     inference: Literal["own", "global"] = "own"
     """Whose prototypes predict: the client's, with the global ones for classes that it has not, or the global ones."""

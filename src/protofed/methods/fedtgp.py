@@ -19,6 +19,8 @@ Departures:
 5. The nearest global prototype predicts, as in the authors' code; the client's classifier is a setting, and predicts
    until there are prototypes.
 6. An example whose class has no prototype is not pulled but counts in the mean over the batch, as in the authors' code.
+7. The pull weighs 3 by default; the authors' code has 10, which learns slowly on small tasks. It is a mean over the
+   dimensions, so that each of a few features is pulled harder than each of the authors' 512.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,7 +59,7 @@ class Trained:
 @dataclass(frozen=True)
 class FedTGP(Method[Trained, Prototypes, OwnWeights, Prototypes]):
     tags = ("personal", "prototype", "heterogeneous", "server-side")
-    pull_weight: NonNegative = 10.0
+    pull_weight: NonNegative = 3.0
     """λ, how strongly features are pulled to the global prototype of their class."""
     margin_threshold: NonNegative = 100.0
     """τ, the largest margin."""
