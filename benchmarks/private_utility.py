@@ -234,7 +234,10 @@ def _text(path: Path) -> str:
 
 def commit() -> str:
     command = ["git", "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit("git does not know the commit here: say it with --commit")
 
 
 class Cells:
