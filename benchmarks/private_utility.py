@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,7 @@ def office() -> Task:
 TASKS = {
     "minidigits": OfTask(
         minidigits,
-        {"client": (2.0, 1.0, 4.0), "sum": (0.4, 0.2, 0.8)},
+        {"client": (2.0, 1.0, 4.0), "sum": (0.8, 0.4, 1.6)},
         {
             ("client", "FedAvg"): (0.1, 0.03, 0.3),
             ("client", "FPL (FINCH)"): (0.03, 0.01, 0.1),
@@ -122,7 +123,7 @@ TASKS = {
     ),
     "office": OfTask(
         office,
-        {"client": (2.0, 1.0, 4.0), "sum": (0.8, 0.4, 1.6)},
+        {"client": (2.0, 1.0, 4.0), "sum": (1.6, 0.8, 3.2)},
         {
             ("client", "FedAvg"): (0.1, 0.03, 0.3),
             ("client", "FPL (FINCH)"): (0.03, 0.01, 0.1),
@@ -233,7 +234,10 @@ def _text(path: Path) -> str:
 
 def commit() -> str:
     command = ["git", "rev-parse", "--short=12", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        sys.exit("git does not know the commit here: say it with --commit")
 
 
 class Cells:
@@ -280,14 +284,19 @@ def run_all(cells: Cells, tasks: Sequence[str], jobs: int, minutes: float, commi
         task(name)  # data that are missing are missed at once
     end, failed = time.monotonic() + 60 * minutes, set[Cell]()
     running: dict[Future[dict[str, Any]], Cell] = {}
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(jobs, get_context("spawn"), begin, (scratch,)) as pool,
+        ended(running),
+    ):
         while True:
-            missing = [c for c in in_order(cells, tasks) if c not in {*cells.known, *running.values(), *failed}]
+            known = {*cells.known, *running.values(), *failed}
+            missing = [cell for cell in in_order(cells, tasks) if cell not in known]
             for cell in missing[: jobs - len(running)] if time.monotonic() < end else []:
                 running[pool.submit(measured, cell)] = cell
-            if not running:
-                return not failed
             done, _ = wait(running, max(0.0, end + GRACE_S - time.monotonic()), FIRST_COMPLETED)
+            if not done:
+                return not failed
             for one in done:
                 cell = running.pop(one)
                 if error := one.exception():
@@ -298,11 +307,24 @@ def run_all(cells: Cells, tasks: Sequence[str], jobs: int, minutes: float, commi
                 cells.add(cell, {**found, "commit": commit})
                 scores = f"{found['accuracy']:.1f} %, AUC {found['model_auc']:.3f}, {found['cpu_s']} s"
                 print(f"{cell}: {scores}; {len(cells.known)} cells", flush=True)
-            if not done:
-                print(f"out of time, given up: {', '.join(map(str, running.values()))}", flush=True)
-                for process in active_children():
-                    process.terminate()
-                return not failed
+
+
+def begin(scratch: str) -> None:
+    """In each process of the pool."""
+    tempfile.tempdir = scratch
+    torch.set_num_threads(1)
+
+
+@contextmanager
+def ended(running: Mapping[Any, Cell]) -> Iterator[None]:
+    """In the end cells that still run are given up. A run would go on to the end of its round when asked to stop."""
+    try:
+        yield
+    finally:
+        if running:
+            print(f"out of time, given up: {'; '.join(map(str, running.values()))}", flush=True)
+            for process in active_children():
+                process.kill()
 
 
 # ---- the report
@@ -375,13 +397,14 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="has cells.json, the cells that there are")
     parser.add_argument("--task", nargs="+", choices=[*TASKS], default=["minidigits"])
     parser.add_argument("--jobs", type=int, default=1, help="how many cells are run at a time")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="after these no cell is begun")
+    parser.add_argument("--minutes", type=float, default=1e6, help="after these no cell is begun")
     parser.add_argument("--commit", help="of the code, where git does not know it")
     parser.add_argument(
         "--report", action="store_true", help="run nothing; print tables, and draw pictures into FOLDER"
     )
     wanted = parser.parse_args()
     cells = Cells(wanted.folder)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     if wanted.report:
         for name in wanted.task:
             found = chosen(cells, name)

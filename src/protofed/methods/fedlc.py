@@ -9,8 +9,9 @@ Departures:
 1. The sum in the paper's loss leaves the true class out, so that the loss has no lower bound, and training diverges
    (KarhouTam/FL-bench, issue 5). As in both public implementations the sum is over all classes here; without the true
    class is a setting.
-2. A class that the client does not have, whose margin would be infinite, is left out of the sum; FL-bench gives it a
-   count of 1e-8. PFLlib counts the examples of all clients together; here a client counts its own, as in the paper.
+2. A class that the client does not have, whose margin is infinite, is left out of the sum, as by FedDecorr's authors
+   (bytedance/FedDecorr, `fedlogitcal.py`); FL-bench gives it a count of 1e-8, which comes to the same. PFLlib counts
+   the examples of all clients together; here a client counts its own, as in the paper.
 3. Without the true class in the sum, a client of a single class has nothing to learn from, and its loss is 0.
 """
 
