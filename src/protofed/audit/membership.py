@@ -83,6 +83,10 @@ def attacks(replay: Replay, seed: int = 0) -> tuple[list[Attack], list[str]]:
                     kept = tuple(one[np.isfinite(one)] for one in pair)
                     if all(map(len, kept)):
                         pairs.setdefault((kind, needs), {})[client] = (kept[0], kept[1])
+    if sources and not pairs and not notes:
+        notes["what clients send are neither weights nor prototypes, such as gradients: no attack here reads them"] = (
+            None
+        )
     found = [Attack(kind, own, all(sources), needs) for (kind, needs), own in pairs.items()]
     return found, list(notes)
 
@@ -184,7 +188,8 @@ def _of_prototypes(
 ) -> list[tuple[str, str, Score]]:
     leaves, role_of = tree.named_leaves(sent.upload), roles(sent.upload)
     paths = [path for path, role in role_of.items() if isinstance(role, Prototype)]
-    if not paths:
+    of_training = replay.federation.method.message_for(replay.before.server, sent.client)
+    if not paths or not isinstance(sent.message, type(of_training)):  # an exchange beside the training tells no weights
         return []
     networks = replay.federation.networks_of(sent.client)
     features = partial(_features, replay, sent, networks, _trained(replay, sent))
