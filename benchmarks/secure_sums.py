@@ -20,7 +20,18 @@ import numpy as np
 
 from protofed.privacy import masks
 from protofed.privacy.masks import KEY_BYTES, SIGNATURE_BYTES
-from protofed.privacy.site import SEALED_BYTES, Occasion, Roster, Site, _route, about, agreement_text, threshold, words
+from protofed.privacy.site import (
+    SEALED_BYTES,
+    Occasion,
+    Roster,
+    Site,
+    _of_run,
+    _route,
+    about,
+    agreement_text,
+    threshold,
+    words,
+)
 from protofed.privacy.unmasking import unmasked
 from protofed.privacy.vault import Vault
 
@@ -57,7 +68,7 @@ class Sites:
     def client_seconds(self, client: str, numbers: int) -> float:
         """All five exchanges of one site."""
         site, values = self.sites[client], words(np.arange(numbers))
-        self.vault.forget(client, "unmasked")
+        self.vault.forget(client, _of_run(OCCASION))
         begin = time.perf_counter()
         site.advertise(OCCASION, DIGEST)
         seconds = time.perf_counter() - begin
