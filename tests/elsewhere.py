@@ -6,6 +6,7 @@ tried, nor what depends on `device.type` or `is_cuda`.
 """
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ from unittest import mock
 import torch
 import torch.utils._pytree as pytree
 from torch import Tensor
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from protofed import wire
@@ -67,6 +69,14 @@ class There(Tensor):
     def new_tensor(self, data: Any, *, device: Any = THERE, **kwargs: Any) -> Tensor:
         return self.here.new_tensor(data, **kwargs).to(device)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "There":
+        if id(self) not in memo:
+            made = self.detach().clone().requires_grad_(self.requires_grad)
+            made.__dict__.update({name: value for name, value in self.__dict__.items() if name != "here"})
+            memo[id(self)] = made
+        found: There = memo[id(self)]
+        return found
+
     def data_ptr(self) -> int:
         return self.here.data_ptr()
 
@@ -97,6 +107,9 @@ def done(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     args_here, kwargs_here = pytree.tree_unflatten(here, spec)
     found = func(*args_here, **kwargs_here)
     goes = asked == THERE if asked is not None else is_there
+    if torch.Tag.inplace_view in func.tags:
+        with no_dispatch():
+            func(*args, **kwargs)  # for the shape of the wrapper
     by_id = {id(inner): outer for inner, outer in zip(here, leaves, strict=True) if isinstance(outer, Tensor)}
 
     def placed(leaf: Any) -> Any:
@@ -156,5 +169,6 @@ def pretended() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.cuda, "manual_seed", lambda seed: None))
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)  # `Module.to` makes a `There` of a Parameter
+        stack.enter_context(mock.patch.object(weakref, "getweakrefs", lambda leaf: []))  # they stay with the Parameter
         stack.enter_context(Elsewhere())
         yield
