@@ -12,7 +12,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.utils._pytree as pytree
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -94,30 +93,39 @@ class Elsewhere(TorchDispatchMode):
 
 def done(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """The operation, done on the CPU, with results where they belong."""
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    leaves: list[Any] = []
+    for value in (*args, *kwargs.values()):
+        leaves += value if isinstance(value, list | tuple) else [value]
     is_there = any(isinstance(leaf, There) for leaf in leaves)
     asked = kwargs.get("device")
     if not is_there and asked != THERE:
         return func(*args, **kwargs)
     if is_there and func not in MOVES:
         check(func, args, leaves)
-    if (asked or (THERE if is_there else CPU)) == THERE and kwargs.get("generator") is not None:
-        raise OnTwoDevices(f"{func}: the generator is on the CPU")
-    here = [leaf.here if isinstance(leaf, There) else CPU if leaf == THERE else leaf for leaf in leaves]
-    args_here, kwargs_here = pytree.tree_unflatten(here, spec)
-    found = func(*args_here, **kwargs_here)
-    goes = asked == THERE if asked is not None else is_there
+    if kwargs.get("generator") is not None:
+        raise OnTwoDevices(f"{func} elsewhere with a generator of the CPU")
+    found = func(*each(here, args), **{name: each(here, value) for name, value in kwargs.items()})
     if torch.Tag.inplace_view in func.tags:
         with no_dispatch():
-            func(*args, **kwargs)  # for the shape of the wrapper
-    by_id = {id(inner): outer for inner, outer in zip(here, leaves, strict=True) if isinstance(outer, Tensor)}
+            func(*args, **kwargs)  # the wrapper's own shape
+    goes = asked is None or asked == THERE
+    own = {id(here(leaf)): leaf for leaf in leaves if isinstance(leaf, Tensor)}  # in place, an operation gives this one
 
     def placed(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) or not goes:
             return leaf
-        return by_id.get(id(leaf)) if id(leaf) in by_id else There(leaf) if goes else leaf
+        return own[id(leaf)] if id(leaf) in own else There(leaf)
 
-    return pytree.tree_map(placed, found)
+    return each(placed, found)
+
+
+def here(leaf: Any) -> Any:
+    return leaf.here if isinstance(leaf, There) else CPU if isinstance(leaf, torch.device) and leaf == THERE else leaf
+
+
+def each(function: Any, value: Any) -> Any:
+    """What operations of ATen take and give is nested in lists and tuples alone."""
+    return type(value)(each(function, one) for one in value) if type(value) in (list, tuple) else function(value)
 
 
 def check(func: Any, args: Any, leaves: list[Any]) -> None:
