@@ -1,5 +1,7 @@
 """K-means by sums: its steps by hand, and the whole against Lloyd's algorithm over points that are all in one place."""
 
+from itertools import permutations
+
 import pytest
 import torch
 from torch import Tensor
@@ -49,6 +51,16 @@ def test_each_kind_takes_its_own_best_partition() -> None:
     total[1, :, 0, 0], total[0, :, 1, 0] = torch.tensor([-2.0, 2.0]), torch.tensor([6.0, 6.0])
     best = tightest(torch.zeros(2, 2, 2, 1), ClusterSums(total, count))
     assert best.centres[..., 0].tolist() == [[-3.0, 1.0], [3.0, 5.0]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_starts_that_find_one_partition_the_first_counts(seed: int) -> None:
+    """One partition with its clusters in every order: a sum over clusters rounds differently in each. The order decides
+    which of several equally large clusters is the first."""
+    orders = torch.tensor(list(permutations(range(4))))
+    means = torch.randn(4, 3, generator=generator(seed, "clusters"))
+    sums = ClusterSums(means[orders][:, :, None], torch.ones(24, 4, 1))
+    assert torch.equal(tightest(torch.zeros(24, 4, 1, 3), sums).centres[:, 0], means.double())
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -95,7 +95,7 @@ class UnmaskingUpload:
 
 
 def octets(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8).cpu()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)  # on the CPU, as all of these records
 
 
 def text_of(octets: Tensor) -> bytes:
@@ -303,8 +303,8 @@ class Unmask:
         return Reply(UnmaskingUpload(torch.stack(rows)), memory)
 
 
-LIKE_ADVERT = AdvertUpload(*(torch.zeros(size, dtype=torch.uint8) for size in (KEY_BYTES, KEY_BYTES, SIGNATURE_BYTES)))
-LIKE_AGREEMENT = AgreementUpload(torch.zeros(SIGNATURE_BYTES, dtype=torch.uint8))
+LIKE_ADVERT = AdvertUpload(*map(octets, map(bytes, (KEY_BYTES, KEY_BYTES, SIGNATURE_BYTES))))
+LIKE_AGREEMENT = AgreementUpload(octets(bytes(SIGNATURE_BYTES)))
 
 
 def rows_of(count: int, size: int) -> Tensor:

@@ -57,7 +57,7 @@ class FixedPoint:
 
 def flat(summands: Summands) -> Tensor:
     """All that a client adds, (P,), float64: of each summand its weight, then weight · leaf for every leaf, by name."""
-    parts = [torch.zeros(0, dtype=torch.float64)]
+    parts = [torch.zeros(0, dtype=torch.float64, device="cpu")]
     for _, (value, weight) in sorted(summands.items()):
         parts.append(torch.tensor([weight], dtype=torch.float64, device="cpu"))
         parts += [weight * leaf.detach().double().flatten().cpu() for _, leaf in by_name(value)]

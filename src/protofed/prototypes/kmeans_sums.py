@@ -13,6 +13,9 @@ from torch import Tensor
 from protofed.seeds import generator
 from protofed.tree import record
 
+AS_TIGHT = 1e-9
+"""Partitions whose spreads differ by less, relatively, are one, with its clusters in other orders."""
+
 
 @record
 class ClusterSums:
@@ -66,12 +69,13 @@ def moved(centres: Tensor, sums: ClusterSums) -> Tensor:
 
 def tightest(centres: Tensor, sums: ClusterSums) -> Clustered:
     """Of each kind the partition whose points are nearest to their means: the one whose means are farthest from the
-    mean of all, since both together are the same for all partitions."""
+    mean of all, since both together are the same for all partitions. Of starts that find one partition the first is
+    taken: rounding must not choose between them, since it differs between devices."""
     count = sums.count.double()
     everything = (sums.total.double().sum(1) / count.sum(1).clamp(min=1)[..., None])[:, None]  # (S, 1, B, D)
     means = moved(centres, sums)
     between = (count * (means - everything).square().sum(-1)).sum(1)  # (S, B)
-    best = between.argmax(0)  # (B,)
+    best = (between >= (1 - AS_TIGHT) * between.amax(0)).byte().argmax(0)  # (B,), the first
     kinds = torch.arange(len(best), device=best.device)
     return Clustered(means[best, :, kinds].movedim(0, 1), count[best, :, kinds].movedim(0, 1))
 
