@@ -1,9 +1,9 @@
 """A pretended device: tensors whose memory is the CPU's, on a device that is not. What a GPU would refuse is refused.
 
-A tensor there is a `There`, which wraps one on the CPU. Every operation of ATen, below autograd and `torch.func`, passes
-through `Elsewhere`, which refuses those whose tensors are on both devices. It does not try what depends on `device.type`
-or `is_cuda`, such as kernels for CUDA, graphs and streams, nor find which operations of CUDA are not deterministic; and
-an operation on each element may have several scalars of the CPU here, of which CUDA takes one.
+A tensor there is a `There`, which wraps one on the CPU. Every operation of ATen, below autograd and `torch.func`, goes
+through `Elsewhere`, which refuses those whose tensors are on both devices. It does not try what depends on
+`device.type` or `is_cuda`, such as kernels for CUDA, graphs and streams, nor does it know which operations of CUDA are
+not deterministic. An operation on each element may have several scalars of the CPU here, of which CUDA takes one.
 """
 
 import contextlib
