@@ -1,8 +1,9 @@
 """A pretended device: tensors whose memory is the CPU's, on a device that is not. What a GPU would refuse is refused.
 
-A tensor there is a `There`, which wraps one on the CPU. Every operation of ATen, under autograd and `torch.func`, passes
-through `Elsewhere`, which refuses those whose tensors are on both devices. Kernels that are written for CUDA are not
-tried, nor what depends on `device.type` or `is_cuda`.
+A tensor there is a `There`, which wraps one on the CPU. Every operation of ATen, below autograd and `torch.func`, goes
+through `Elsewhere`, which refuses those whose tensors are on both devices. It does not try what depends on
+`device.type` or `is_cuda`, such as kernels for CUDA, graphs and streams, nor does it know which operations of CUDA are
+not deterministic. An operation on each element may have several scalars of the CPU here, of which CUDA takes one.
 """
 
 import contextlib
@@ -174,9 +175,10 @@ def pretended() -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch, name, _made_from_data(getattr(torch, name))))
         stack.enter_context(mock.patch.object(wire, "unfit", fit_here))
         stack.enter_context(mock.patch.object(torch.random, "fork_rng", forked))
-        stack.enter_context(mock.patch.object(torch.cuda, "manual_seed", lambda seed: None))
+        stack.enter_context(mock.patch.object(torch.cuda, "manual_seed"))
+        stack.enter_context(mock.patch.object(torch.cuda, "get_rng_state", return_value=torch.get_rng_state()))
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
         torch.__future__.set_swap_module_params_on_conversion(True)  # `Module.to` makes a `There` of a Parameter
-        stack.enter_context(mock.patch.object(weakref, "getweakrefs", lambda leaf: []))  # they stay with the Parameter
+        stack.enter_context(mock.patch.object(weakref, "getweakrefs", return_value=[]))  # they stay with the Parameter
         stack.enter_context(Elsewhere())
         yield
