@@ -84,9 +84,7 @@ def attacks(replay: Replay, seed: int = 0) -> tuple[list[Attack], list[str]]:
                     if all(map(len, kept)):
                         pairs.setdefault((kind, needs), {})[client] = (kept[0], kept[1])
     if sources and not pairs and not notes:
-        notes["what clients send are neither weights nor prototypes, such as gradients: no attack here reads them"] = (
-            None
-        )
+        notes["clients send neither weights nor prototypes but, for instance, gradients: no attack reads them"] = None
     found = [Attack(kind, own, all(sources), needs) for (kind, needs), own in pairs.items()]
     return found, list(notes)
 
