@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--rows", action="store_true", help="without the plain loops and the floor")
     parser.add_argument("--kernels", action="store_true", help="only what a step is spent on")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # as runs do: the server's small sums take a millisecond each on sixteen
+    torch.set_num_threads(1)  # as runs have
     if options.kernels:
         for precision in ("tf32", "bf16"):
             kernels(DIGITS, precision)
